@@ -1,0 +1,1 @@
+"""Large batch jobs on many pods, with PostgreSQL as the only coordinator."""
