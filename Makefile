@@ -1,0 +1,103 @@
+# Needs only Python 3.11 or newer, git and make: everything else goes into .venv, which `make clean`
+# takes away again. `make help` lists the targets.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+# Words after the command: make demo ARGS="--nodes 5", make test ARGS="-k migrate"
+ARGS ?=
+# How often demo-check runs the demo.
+RUNS ?= 20
+
+# The first interpreter that is new enough. Override: make test PYTHON=/opt/python3.13/bin/python3
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& command -v "$$p" && break; done)
+
+BIN := .venv/bin
+# uv, if it is on PATH; else one of our own, beside the environment so that .venv holds exactly
+# what uv.lock names.
+UV := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
+# Never a second Python from the network: the one that was found is the one that is tested.
+export UV_PYTHON_DOWNLOADS := never
+# A home that cannot be written to (containers, build users) costs the cache, not the build.
+ifeq ($(shell mkdir -p "$${XDG_CACHE_HOME:-$$HOME/.cache}" 2>/dev/null \
+	&& test -w "$${XDG_CACHE_HOME:-$$HOME/.cache}" && echo yes),)
+export XDG_CACHE_HOME := $(CURDIR)/.tools/cache
+endif
+
+# Who told pip about a company's certificate has told uv too.
+ifdef PIP_CERT
+export SSL_CERT_FILE ?= $(PIP_CERT)
+endif
+
+.PHONY: help
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: .venv/.dev  ## Make .venv with everything that the tests need
+
+.PHONY: demo
+demo: .venv/.demo  ## Settle a year of flights over three nodes, one of which is killed
+	@$(BIN)/rowlock demo $(ARGS)
+
+.PHONY: demo-check
+demo-check: .venv/.demo  ## Run the fast demo RUNS times (20); each must end with ledger = reference
+	@passed=0; for run in $$(seq $(RUNS)); do \
+		$(BIN)/rowlock demo --fast --json $(ARGS) >.venv/demo-check.json \
+			|| { cat .venv/demo-check.json; echo "demo-check: run $$run of $(RUNS) failed"; exit 1; }; \
+		passed=$$run; \
+	done; echo "demo-check: ledger = reference in $$passed of $(RUNS) runs"
+
+.PHONY: test
+test: lint types  ## Check style, types and layers, then run the tests with coverage
+	$(BIN)/coverage erase
+	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+.PHONY: lint
+lint: .venv/.dev  ## Check style and the layers between packages
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: types
+types: .venv/.dev  ## Check types with mypy --strict and pyright
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+.PHONY: format
+format: .venv/.dev  ## Put the code into its house style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: bench
+bench: .venv/.dev  ## Measure; ratios within one run, never a gate
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+.PHONY: clean
+clean:  ## Take away everything that make and the tools have left here
+	rm -rf .venv .tools .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+		.import_linter_cache build dist
+	find node operator tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- the environment ---------------------------------------------------------------------------
+# A stamp is younger than pyproject.toml and uv.lock when the environment agrees with them.
+
+# The demo needs no tools of ours, so it does not wait for them. --inexact: it takes none away.
+.venv/.demo: pyproject.toml uv.lock | $(UV)
+	$(UV) sync --quiet --frozen --inexact --no-dev --extra demo --python "$(PYTHON)"
+	@touch $@
+
+.venv/.dev: pyproject.toml uv.lock | $(UV)
+	$(UV) sync --quiet --frozen --python "$(PYTHON)"
+	@touch $@ .venv/.demo
+
+.tools/bin/uv:
+	@test -n "$(PYTHON)" || { echo 'no Python 3.11 or newer found: install one' \
+		'(Debian, Ubuntu: apt-get install python3 python3-venv) or say make PYTHON=/path/to/python3' >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) cannot make virtual environments:' \
+		"install its venv package (Debian, Ubuntu: apt-get install $$("$(PYTHON)" -c \
+		'import sys; print("python%d.%d-venv" % sys.version_info[:2])'))" >&2; exit 1; }
+	@"$(PYTHON)" -m venv --clear .tools
+	@.tools/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5,<1'
