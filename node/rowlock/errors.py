@@ -21,7 +21,6 @@ the database holds: nothing such an attempt writes afterwards is accepted.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -144,7 +143,7 @@ class Unavailable(RowlockError):
     exit_code: ClassVar[int] = 5
 
 
-class Fail(Exception):  # noqa: N818 - read as a verb: `raise rowlock.Fail("…")`
+class Fail(Exception):
     """Raised by an author: the partition is FAILED now, whatever attempts are left."""
 
     def __init__(self, reason: str) -> None:
@@ -152,7 +151,7 @@ class Fail(Exception):  # noqa: N818 - read as a verb: `raise rowlock.Fail("…"
         self.reason = reason
 
 
-class RetryLater(Exception):  # noqa: N818 - read as a verb: `raise rowlock.RetryLater(60)`
+class RetryLater(Exception):
     """Raised by an author: try the partition again after this time.
 
     It counts as a failed attempt, so a partition still ends after `Retry.max_attempts`. Work that
@@ -168,8 +167,8 @@ class RetryLater(Exception):  # noqa: N818 - read as a verb: `raise rowlock.Retr
         Raises:
             UsageError: The delay is not such a number.
         """
-        # isinstance first: authors without a type checker write RetryLater("60").
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        given: object = seconds  # authors without a type checker write RetryLater("60")
+        number = isinstance(given, (int, float)) and not isinstance(given, bool)
         if not number or not 0 <= seconds <= 31_536_000:
             raise UsageError(f"RetryLater({seconds!r}): use 0 to 31536000 seconds")
         super().__init__(seconds)
@@ -196,4 +195,6 @@ class Stopped(BaseException):
 
 def near_names(name: str, known: Iterable[str], *, limit: int = 3) -> tuple[str, ...]:
     """The known names that a person who typed `name` may have meant, best first."""
+    import difflib  # only a command that has already failed pays for it
+
     return tuple(difflib.get_close_matches(name, list(known), n=limit, cutoff=0.5))
