@@ -1,0 +1,88 @@
+"""Connections to PostgreSQL that fail in bounded time and say in one line why."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from rowlock.errors import Unavailable
+
+DEFAULTS: Final[dict[str, Any]] = {
+    "connect_timeout": 5,
+    # A peer that vanished without a word is noticed within seconds, not hours.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    "target_session_attrs": "read-write",
+}
+
+READ_ONLY_SQL_TRANSACTION: Final = "25006"
+
+
+def connect(
+    dsn: str, *, application_name: str, idle_in_transaction_seconds: float = 0
+) -> psycopg.Connection[tuple[Any, ...]]:
+    """Open a connection in autocommit mode.
+
+    :param dsn: a libpq connection string or URI; what it leaves out comes from libpq's variables.
+    :param application_name: shown in `pg_stat_activity`.
+    :param idle_in_transaction_seconds: the server ends a session that is idle in a transaction for
+        longer; 0 is no limit. The protocol never leaves a transaction open, so this is a second belt.
+    :raises Unavailable: the database cannot be reached, or refuses the login.
+    """
+    try:
+        given = {key: value for key, value in conninfo_to_dict(dsn).items() if value is not None}
+        connection = psycopg.connect(
+            autocommit=True,
+            application_name=application_name,
+            **{**DEFAULTS, **{k: v for k, v in given.items() if k != "application_name"}},
+        )
+        connection.execute(
+            "SELECT set_config('idle_in_transaction_session_timeout', %s, false),"
+            " set_config('TimeZone', 'UTC', false)",
+            (str(int(idle_in_transaction_seconds * 1000)),),
+        )
+    except psycopg.Error as error:
+        raise Unavailable(f"{describe(dsn)}: {first_line(error)}") from error
+    return connection
+
+
+def describe(dsn: str) -> str:
+    """The database's address for people: host, port and name, never the password."""
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return "database (the connection string cannot be read)"
+    host = given.get("host") or os.environ.get("PGHOST") or "local socket"
+    port = given.get("port") or os.environ.get("PGPORT") or "5432"
+    name = given.get("dbname") or os.environ.get("PGDATABASE") or given.get("user") or "default"
+    return f"database {name} at {host}:{port}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def shut(connection: psycopg.Connection[Any]) -> None:
+    """End a connection from another thread, even while a statement waits on it for ever.
+
+    A frozen server answers nothing, and neither statement_timeout nor keepalives end the wait of
+    the client: shutting the socket down does.
+    """
+    try:
+        duplicate = socket.socket(fileno=os.dup(connection.pgconn.socket))
+    except (OSError, psycopg.Error):
+        return  # closed already
+    try:
+        duplicate.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    finally:
+        duplicate.close()

@@ -1,0 +1,30 @@
+-- The five roles, and who owns the schema. Roles belong to the cluster, not to the database, so they
+-- may exist already; two databases may even create them at the same moment.
+DO $$
+DECLARE
+    v_role text;
+BEGIN
+    FOREACH v_role IN ARRAY ARRAY[
+        'rowlock_owner', 'rowlock_node', 'rowlock_operator', 'rowlock_admin', 'rowlock_reader'
+    ] LOOP
+        BEGIN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
+        EXCEPTION WHEN duplicate_object OR unique_violation THEN
+            NULL;
+        END;
+    END LOOP;
+    -- A migrating login that is no superuser must be able to act as the owner.
+    IF NOT pg_has_role(current_user, 'rowlock_owner', 'MEMBER') THEN
+        EXECUTE format('GRANT rowlock_owner TO %I', current_user);
+    END IF;
+    EXECUTE format('GRANT CREATE ON DATABASE %I TO rowlock_owner', current_database());
+END
+$$;
+
+CREATE SCHEMA IF NOT EXISTS rowlock;
+ALTER SCHEMA rowlock OWNER TO rowlock_owner;
+GRANT USAGE ON SCHEMA rowlock TO rowlock_node, rowlock_operator, rowlock_admin, rowlock_reader;
+
+-- PostgreSQL gives EXECUTE on every new function to PUBLIC. Only a default privilege without
+-- IN SCHEMA can take that away.
+ALTER DEFAULT PRIVILEGES FOR ROLE rowlock_owner REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;

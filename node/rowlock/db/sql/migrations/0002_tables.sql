@@ -1,0 +1,236 @@
+-- The tables. What must always be true of a row is said here as a CHECK, before any code says it.
+SET LOCAL ROLE rowlock_owner;
+SET LOCAL search_path = rowlock, pg_temp;
+
+-- The only reading of the database's clock; tests replace this one function. STABLE, although the
+-- clock is not: one reading per statement is enough, and it may stand in an index condition.
+CREATE FUNCTION rowlock.now() RETURNS timestamptz
+LANGUAGE sql STABLE
+AS 'SELECT pg_catalog.clock_timestamp()';
+
+-- Nodes: one row per incarnation, never reused.
+CREATE TABLE batch_nodes (
+    node_id        uuid PRIMARY KEY,
+    name           text NOT NULL CHECK (name <> '' AND octet_length(name) <= 200),
+    pool           text NOT NULL CHECK (pool <> '' AND octet_length(pool) <= 100),
+    -- ACTIVE -> UNREACHABLE -> ACTIVE | REMOVED; ACTIVE -> REMOVED only by the node itself
+    status         text NOT NULL DEFAULT 'ACTIVE' CHECK (status IN ('ACTIVE', 'UNREACHABLE', 'REMOVED')),
+    draining       boolean NOT NULL DEFAULT false,
+    slots          integer NOT NULL CHECK (slots >= 0),
+    load           integer NOT NULL DEFAULT 0,
+    beat           bigint NOT NULL DEFAULT 0,
+    heartbeat_at   timestamptz NOT NULL,          -- for people; nothing is decided by it
+    started_at     timestamptz NOT NULL,
+    jobs           jsonb NOT NULL DEFAULT '{}',   -- {"job name": ["accepted contract hash", ...]}
+    only_execution uuid,                          -- claims and masters this execution alone
+    labels         jsonb NOT NULL DEFAULT '{}',
+    orphans        jsonb NOT NULL DEFAULT '[]',   -- AT_MOST_ONCE attempts of an earlier incarnation still running
+    version        text NOT NULL,
+    removed_at     timestamptz,
+    removed_reason text,
+    recovered_at   timestamptz,                   -- no claim names this node any more
+    CONSTRAINT removed_nodes_say_when CHECK ((status = 'REMOVED') = (removed_at IS NOT NULL))
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+
+CREATE INDEX batch_nodes_unrecovered ON batch_nodes (node_id)
+    WHERE status = 'REMOVED' AND recovered_at IS NULL;
+
+-- What nodes know about jobs: published so that a launch without the author's code can be checked.
+CREATE TABLE batch_contracts (
+    job_name      text NOT NULL,
+    contract_hash text NOT NULL,
+    schemas       jsonb NOT NULL,
+    policy        jsonb NOT NULL,
+    delivery      text NOT NULL CHECK (delivery IN ('AT_LEAST_ONCE', 'AT_MOST_ONCE')),
+    published_at  timestamptz NOT NULL,
+    PRIMARY KEY (job_name, contract_hash)
+);
+
+-- The identity of a piece of business work. Outlives its executions.
+CREATE TABLE batch_instances (
+    job_name     text NOT NULL,
+    instance_key text NOT NULL CHECK (instance_key <> '' AND octet_length(instance_key) <= 512),
+    state        text NOT NULL CHECK (state IN ('RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED')),
+    execution_id uuid NOT NULL,                   -- the current, that is the latest, execution
+    created_at   timestamptz NOT NULL,
+    PRIMARY KEY (job_name, instance_key)
+);
+
+-- Executions: one run of an instance, driven by one master at a time.
+CREATE TABLE batch_job_coordination (
+    execution_id     uuid PRIMARY KEY,
+    exec_no          bigint GENERATED ALWAYS AS IDENTITY UNIQUE,
+    job_name         text NOT NULL,
+    contract_hash    text NOT NULL,
+    policy           jsonb NOT NULL,
+    delivery         text NOT NULL CHECK (delivery IN ('AT_LEAST_ONCE', 'AT_MOST_ONCE')),
+    instance_key     text NOT NULL,
+    launch_key       text UNIQUE,
+    parameters       jsonb NOT NULL,
+    pool             text NOT NULL,
+    priority         integer NOT NULL DEFAULT 0,
+    -- REQUESTED -> PLANNING -> RUNNING -> FINISHING -> COMPLETED
+    -- any of the first four -> CLOSING -> CANCELLED | FAILED; PLANNING, RUNNING, FINISHING -> FAILED
+    status           text NOT NULL DEFAULT 'REQUESTED' CHECK (status IN (
+        'REQUESTED', 'PLANNING', 'RUNNING', 'CLOSING', 'FINISHING',
+        'COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')),
+    cancel_requested boolean NOT NULL DEFAULT false,
+    master_node      uuid,
+    master_epoch     bigint NOT NULL DEFAULT 0,
+    step             text,
+    total            bigint,                      -- partitions of the sealed plan
+    counts           jsonb,                       -- the recount that ended the execution
+    summary          jsonb,
+    failure_reason   text,                        -- one CamelCase word
+    failure_message  text,
+    requester        jsonb NOT NULL DEFAULT '{}',
+    adopt_after      timestamptz NOT NULL,        -- from then on any node may become the first master
+    requested_at     timestamptz NOT NULL,
+    started_at       timestamptz,
+    ended_at         timestamptz,
+    revision         bigint NOT NULL DEFAULT 0,   -- grows at each change
+    CONSTRAINT ended_executions_say_when CHECK (
+        (status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')) = (ended_at IS NOT NULL)),
+    CONSTRAINT sealed_plans_are_counted CHECK (
+        status NOT IN ('RUNNING', 'FINISHING', 'COMPLETED') OR (total IS NOT NULL AND step IS NOT NULL)),
+    CONSTRAINT failures_have_a_reason CHECK (status <> 'FAILED' OR failure_reason IS NOT NULL)
+) WITH (fillfactor = 70);
+
+CREATE INDEX batch_executions_live ON batch_job_coordination (pool, status)
+    WHERE status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED');
+CREATE INDEX batch_executions_by_job ON batch_job_coordination (job_name, exec_no DESC);
+
+CREATE FUNCTION rowlock._next_revision() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.revision := OLD.revision + 1;
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER next_revision BEFORE UPDATE ON batch_job_coordination
+    FOR EACH ROW EXECUTE FUNCTION rowlock._next_revision();
+
+-- Partitions. No foreign key to the execution: the seal is the only inserter and holds the
+-- execution's row, and a key check per row would double the time of a large plan.
+CREATE TABLE batch_partitions (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    execution_id  uuid NOT NULL,
+    step          text NOT NULL,
+    partition_key text NOT NULL CHECK (partition_key <> '' AND octet_length(partition_key) <= 512),
+    -- PENDING -> CLAIMED -> PENDING | COMPLETED | FAILED | CANCELLED; PENDING -> CANCELLED | FAILED
+    status        text NOT NULL DEFAULT 'PENDING' CHECK (status IN (
+        'PENDING', 'CLAIMED', 'COMPLETED', 'FAILED', 'CANCELLED')),
+    assigned_node uuid,                           -- kept on terminal rows: who had it last
+    claim_token   uuid,                           -- kept after the claim: recognises a repeated write
+    claims        integer NOT NULL DEFAULT 0,     -- grows at each claim, never falls
+    failures      integer NOT NULL DEFAULT 0,     -- compared with max_attempts
+    lost          integer NOT NULL DEFAULT 0,     -- nodes that died while they held it
+    alone         boolean NOT NULL DEFAULT false, -- its next loss is its last: only for a node that runs nothing else
+    delivery      text NOT NULL CHECK (delivery IN ('AT_LEAST_ONCE', 'AT_MOST_ONCE')),
+    ready         boolean NOT NULL DEFAULT true,  -- false: delayed until available_at, then promoted
+    available_at  timestamptz,
+    weight        integer NOT NULL DEFAULT 0,     -- larger is claimed first
+    slice         jsonb NOT NULL,
+    checkpoint    jsonb,
+    result        jsonb,
+    last_error    jsonb,
+    claimed_at    timestamptz,
+    started_at    timestamptz,                    -- NULL while only prefetched
+    ended_at      timestamptz,
+    CONSTRAINT one_plan_has_each_key_once UNIQUE (execution_id, step, partition_key),
+    CONSTRAINT claimed_rows_have_an_owner CHECK (
+        status <> 'CLAIMED'
+        OR (assigned_node IS NOT NULL AND claim_token IS NOT NULL AND claimed_at IS NOT NULL)),
+    CONSTRAINT terminal_rows_say_when CHECK (
+        (status IN ('COMPLETED', 'FAILED', 'CANCELLED')) = (ended_at IS NOT NULL)),
+    CONSTRAINT failed_rows_say_why CHECK (status <> 'FAILED' OR last_error IS NOT NULL),
+    CONSTRAINT delayed_rows_say_until_when CHECK (ready OR status <> 'PENDING' OR available_at IS NOT NULL)
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+        autovacuum_analyze_scale_factor = 0.05);
+
+-- Every index is partial on live rows, so that the cost of a claim does not know the history.
+CREATE INDEX batch_partitions_ready ON batch_partitions (execution_id, weight DESC, id)
+    WHERE status = 'PENDING' AND ready AND NOT alone;
+CREATE INDEX batch_partitions_alone ON batch_partitions (execution_id, id)
+    WHERE status = 'PENDING' AND ready AND alone;
+CREATE INDEX batch_partitions_delayed ON batch_partitions (available_at)
+    WHERE status = 'PENDING' AND NOT ready;
+CREATE INDEX batch_partitions_claimed ON batch_partitions (assigned_node, execution_id)
+    WHERE status = 'CLAIMED';
+
+-- Progress, one row per acting node, so that no two nodes ever update the same one. The sums are
+-- what a watcher reads; the end of an execution recounts the partitions themselves.
+CREATE TABLE batch_counts (
+    execution_id uuid NOT NULL,
+    step         text NOT NULL,
+    node_id      uuid NOT NULL,
+    completed    bigint NOT NULL DEFAULT 0,
+    failed       bigint NOT NULL DEFAULT 0,
+    cancelled    bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (execution_id, step, node_id)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+
+-- Starts of AT_MOST_ONCE partitions, over all executions of the instance: the row is inserted by
+-- the transaction that claims, and a conflict means "started before".
+CREATE TABLE batch_starts (
+    job_name      text NOT NULL,
+    instance_key  text NOT NULL,
+    step          text NOT NULL,
+    partition_key text NOT NULL,
+    execution_id  uuid NOT NULL,
+    claim_token   uuid NOT NULL,
+    node_id       uuid NOT NULL,
+    started_at    timestamptz NOT NULL,
+    evidence      jsonb,                          -- a completion that came after the claim was taken away
+    PRIMARY KEY (job_name, instance_key, step, partition_key)
+);
+
+-- Plans being made: one row per chunk, keyed by the epoch of the master that makes it.
+CREATE TABLE batch_staging (
+    execution_id uuid NOT NULL,
+    epoch        bigint NOT NULL,
+    chunk        integer NOT NULL,
+    keys         text[] NOT NULL,
+    slices       jsonb[] NOT NULL,
+    weights      integer[] NOT NULL,
+    PRIMARY KEY (execution_id, epoch, chunk),
+    CONSTRAINT chunks_are_parallel CHECK (
+        cardinality(keys) = cardinality(slices) AND cardinality(keys) = cardinality(weights))
+);
+
+-- Append-only audit of everything off the happy path and of every operator verb.
+CREATE TABLE batch_events (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at           timestamptz NOT NULL,
+    event        text NOT NULL,
+    execution_id uuid,
+    partition_id bigint,
+    node_id      uuid,
+    actor        text NOT NULL,
+    detail       jsonb NOT NULL DEFAULT '{}'
+);
+CREATE INDEX batch_events_by_execution ON batch_events (execution_id, id) WHERE execution_id IS NOT NULL;
+
+CREATE FUNCTION rowlock._event(
+    p_event text, p_execution uuid, p_partition bigint, p_node uuid, p_actor text, p_detail jsonb
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    INSERT INTO batch_events (at, event, execution_id, partition_id, node_id, actor, detail)
+    VALUES (rowlock.now(), p_event, p_execution, p_partition, p_node, p_actor, coalesce(p_detail, '{}'));
+$$;
+
+CREATE FUNCTION rowlock._count(
+    p_execution uuid, p_step text, p_node uuid, p_completed bigint, p_failed bigint, p_cancelled bigint
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    INSERT INTO batch_counts AS c (execution_id, step, node_id, completed, failed, cancelled)
+    VALUES (p_execution, p_step, p_node, p_completed, p_failed, p_cancelled)
+    ON CONFLICT (execution_id, step, node_id) DO UPDATE
+    SET completed = c.completed + excluded.completed,
+        failed = c.failed + excluded.failed,
+        cancelled = c.cancelled + excluded.cancelled;
+$$;
+
+RESET search_path;
+RESET ROLE;

@@ -1,0 +1,326 @@
+-- Nodes: register, beat, and the two phases of failure detection with the recovery of claims.
+--
+-- Lock order everywhere: instance row, execution rows, own node row, partition rows by id,
+-- batch_starts by key, counter rows by key. Who needs an earlier lock late takes it SKIP LOCKED.
+-- A line with "guard:" names a condition that a guarantee rests on; tests weaken each one.
+SET LOCAL ROLE rowlock_owner;
+SET LOCAL search_path = rowlock, pg_temp;
+
+CREATE FUNCTION rowlock.register(
+    p_node uuid, p_name text, p_pool text, p_slots integer, p_jobs jsonb,
+    p_only_execution uuid, p_labels jsonb, p_version text
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    INSERT INTO batch_nodes
+        (node_id, name, pool, slots, jobs, only_execution, labels, version, heartbeat_at, started_at)
+    VALUES (p_node, p_name, p_pool, p_slots, p_jobs, p_only_execution, p_labels, p_version,
+            rowlock.now(), rowlock.now());
+$$;
+
+CREATE FUNCTION rowlock.publish_contract(
+    p_job text, p_hash text, p_schemas jsonb, p_policy jsonb, p_delivery text
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    INSERT INTO batch_contracts AS c (job_name, contract_hash, schemas, policy, delivery, published_at)
+    VALUES (p_job, p_hash, p_schemas, p_policy, p_delivery, rowlock.now())
+    ON CONFLICT (job_name, contract_hash) DO UPDATE
+    SET schemas = excluded.schemas, policy = excluded.policy, delivery = excluded.delivery,
+        published_at = excluded.published_at
+    WHERE (c.schemas, c.policy, c.delivery)
+        IS DISTINCT FROM (excluded.schemas, excluded.policy, excluded.delivery);
+$$;
+
+-- Does this node accept the job in this form?
+CREATE FUNCTION rowlock._accepts(p_jobs jsonb, p_job text, p_hash text) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT coalesce(p_jobs -> p_job ? p_hash, false) $$;
+
+-- One beat: counts up, speaks for the whole node, waits for no lock but its own row's, and answers
+-- with levels, so that a lost answer costs one beat and an idle node asks nothing else.
+CREATE FUNCTION rowlock.beat(
+    p_node uuid, p_load integer, p_draining boolean, p_orphans jsonb, p_executions uuid[]
+) RETURNS TABLE (
+    alive boolean,        -- false: this incarnation was removed
+    claimable boolean,    -- work waits that this node may claim
+    adoptable boolean,    -- an execution waits for a master, and this node knows the job
+    due boolean,          -- a delayed partition is due
+    unrecovered boolean,  -- a removed node's claims are not all recovered yet
+    ended uuid[],         -- of p_executions: those that no longer run (closing or over)
+    peers jsonb           -- [[node_id, beat, status], ...] of all other nodes not removed
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := rowlock.now();
+    v_was text;
+    v_pool text;
+    v_jobs jsonb;
+    v_only uuid;
+    v_draining boolean;
+BEGIN
+    SELECT n.status INTO v_was FROM batch_nodes n
+    WHERE n.node_id = p_node AND n.status <> 'REMOVED'  -- guard: a removed incarnation never beats again
+    FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT false, false, false, false, false, '{}'::uuid[], '[]'::jsonb;
+        RETURN;
+    END IF;
+    UPDATE batch_nodes n
+    SET beat = n.beat + 1, heartbeat_at = v_now, status = 'ACTIVE', load = p_load,
+        draining = p_draining, orphans = p_orphans
+    WHERE n.node_id = p_node
+    RETURNING n.pool, n.jobs, n.only_execution, n.draining INTO v_pool, v_jobs, v_only, v_draining;
+    IF v_was = 'UNREACHABLE' THEN
+        PERFORM rowlock._event('node_returned', NULL, NULL, p_node, 'node ' || p_node, NULL);
+    END IF;
+    RETURN QUERY SELECT
+        true,
+        NOT v_draining AND EXISTS (
+            SELECT FROM batch_job_coordination e
+            WHERE e.pool = v_pool AND e.status = 'RUNNING'
+              AND (v_only IS NULL OR e.execution_id = v_only)
+              AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
+              AND (EXISTS (SELECT FROM batch_partitions p
+                           WHERE p.execution_id = e.execution_id
+                             AND p.status = 'PENDING' AND p.ready AND NOT p.alone)
+                   OR EXISTS (SELECT FROM batch_partitions p
+                              WHERE p.execution_id = e.execution_id
+                                AND p.status = 'PENDING' AND p.ready AND p.alone))),
+        NOT v_draining AND EXISTS (SELECT FROM rowlock._adoptable(p_node, v_jobs, v_only, v_now)),
+        EXISTS (SELECT FROM batch_partitions p
+                WHERE p.status = 'PENDING' AND NOT p.ready AND p.available_at <= v_now),
+        EXISTS (SELECT FROM batch_nodes n WHERE n.status = 'REMOVED' AND n.recovered_at IS NULL),
+        ARRAY(SELECT x.id FROM unnest(p_executions) AS x (id)
+              LEFT JOIN batch_job_coordination e ON e.execution_id = x.id
+              WHERE e.status IS DISTINCT FROM 'RUNNING' AND e.status IS DISTINCT FROM 'PLANNING'
+                AND e.status IS DISTINCT FROM 'FINISHING'),
+        coalesce((SELECT jsonb_agg(jsonb_build_array(n.node_id, n.beat, n.status))
+                  FROM batch_nodes n WHERE n.status <> 'REMOVED' AND n.node_id <> p_node), '[]');
+END
+$$;
+
+-- Executions without a master that this node may drive.
+CREATE FUNCTION rowlock._adoptable(p_node uuid, p_jobs jsonb, p_only uuid, p_now timestamptz)
+RETURNS SETOF uuid
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT e.execution_id FROM batch_job_coordination e
+    WHERE e.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')
+      AND (p_only IS NULL OR e.execution_id = p_only)
+      AND rowlock._accepts(p_jobs, e.job_name, e.contract_hash)
+      AND CASE
+          WHEN e.master_node IS NULL THEN e.adopt_after <= p_now
+          -- guard: a living master is never replaced
+          ELSE NOT EXISTS (SELECT FROM batch_nodes m
+                           WHERE m.node_id = e.master_node AND m.status <> 'REMOVED')
+          END
+    ORDER BY e.priority DESC, e.exec_no;
+$$;
+
+-- Phase one. The observed beat is part of the condition: a beat in between, or another observer,
+-- makes this change nothing.
+CREATE FUNCTION rowlock.mark_unreachable(p_observer uuid, p_node uuid, p_beat bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_found boolean;
+BEGIN
+    -- SKIP LOCKED, so that an observer never waits for the node it judges.
+    PERFORM FROM batch_nodes
+    WHERE node_id = p_node AND status = 'ACTIVE'
+      AND beat = p_beat  -- guard: only the beat that was watched
+    FOR NO KEY UPDATE SKIP LOCKED;
+    v_found := FOUND;
+    IF v_found THEN
+        UPDATE batch_nodes SET status = 'UNREACHABLE' WHERE node_id = p_node;
+        PERFORM rowlock._event('node_unreachable', NULL, NULL, p_node, 'node ' || p_observer,
+                               jsonb_build_object('beat', p_beat));
+    END IF;
+    RETURN v_found;
+END
+$$;
+
+-- Phase two: REMOVED, together with the recovery of every claim whose execution row is free.
+CREATE FUNCTION rowlock.remove_node(p_observer uuid, p_node uuid, p_beat bigint)
+RETURNS TABLE (removed boolean, moved bigint, failed bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    removed := false; moved := 0; failed := 0;
+    PERFORM FROM batch_nodes n
+    WHERE n.node_id = p_node
+      AND n.status = 'UNREACHABLE'  -- guard: two phases
+      AND n.beat = p_beat  -- guard: only the beat that was watched
+    -- FOR UPDATE conflicts with the KEY SHARE of the node's own claims and completions: none of
+    -- them can commit after the removal.
+    FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        removed := true;
+        UPDATE batch_nodes n
+        SET status = 'REMOVED', removed_at = rowlock.now(), removed_reason = 'silence'
+        WHERE n.node_id = p_node;
+        PERFORM rowlock._event('node_removed', NULL, NULL, p_node, 'node ' || p_observer,
+                               jsonb_build_object('reason', 'silence', 'beat', p_beat));
+        SELECT r.moved, r.failed INTO moved, failed
+        FROM rowlock._recover_claims(p_node, 'node ' || p_observer) r;
+    END IF;
+    RETURN NEXT;
+END
+$$;
+
+-- Take the claims of a node that is REMOVED or absent away from it. Never waits: what is locked
+-- is left to the next pass. The caller has made sure that the owner cannot claim any more.
+CREATE FUNCTION rowlock._recover_claims(p_owner uuid, p_actor text)
+RETURNS TABLE (moved bigint, failed bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := rowlock.now();
+    r record;
+BEGIN
+    moved := 0; failed := 0;
+    FOR r IN
+        WITH executions AS (
+            SELECT e.execution_id, e.status, (e.policy ->> 'max_attempts')::integer AS max_attempts
+            FROM batch_job_coordination e
+            WHERE e.execution_id = ANY (ARRAY(
+                SELECT DISTINCT p.execution_id FROM batch_partitions p
+                WHERE p.status = 'CLAIMED' AND p.assigned_node = p_owner))
+            ORDER BY e.execution_id
+            FOR KEY SHARE SKIP LOCKED
+        ), verdicts AS (
+            SELECT p.id, e.max_attempts, CASE
+                WHEN p.delivery = 'AT_MOST_ONCE'
+                    THEN 'FAILED'  -- guard: a lost AT_MOST_ONCE start is never repeated
+                WHEN p.alone AND p.started_at IS NOT NULL AND p.failures + 1 >= e.max_attempts
+                    THEN 'FAILED'
+                WHEN e.status <> 'RUNNING'
+                    THEN 'CANCELLED'  -- guard: nothing becomes PENDING in an execution that ends
+                ELSE 'PENDING' END AS verdict
+            FROM batch_partitions p JOIN executions e USING (execution_id)
+            WHERE p.status = 'CLAIMED' AND p.assigned_node = p_owner
+            ORDER BY p.id
+            LIMIT 1000
+            FOR UPDATE OF p SKIP LOCKED
+        )
+        UPDATE batch_partitions p
+        SET status = v.verdict,
+            assigned_node = CASE WHEN v.verdict = 'PENDING' THEN NULL ELSE p.assigned_node END,
+            lost = p.lost + 1,
+            failures = CASE
+                WHEN p.delivery = 'AT_MOST_ONCE' OR p.started_at IS NULL THEN p.failures
+                WHEN v.verdict = 'FAILED' THEN p.failures + 1
+                ELSE least(p.failures + 1, greatest(v.max_attempts - 1, 0)) END,
+            alone = v.verdict = 'PENDING' AND v.max_attempts - 1 <= CASE
+                WHEN p.started_at IS NULL THEN p.failures ELSE p.failures + 1 END,
+            ready = true,
+            started_at = CASE WHEN v.verdict = 'PENDING' THEN NULL ELSE p.started_at END,
+            ended_at = CASE WHEN v.verdict = 'PENDING' THEN NULL ELSE v_now END,
+            last_error = CASE
+                WHEN v.verdict <> 'FAILED' THEN p.last_error
+                WHEN p.delivery = 'AT_MOST_ONCE' THEN jsonb_build_object(
+                    'type', 'NodeLost', 'outcome', 'unknown', 'message',
+                    'the node was lost after the start; whether the work was done is not known')
+                ELSE jsonb_build_object(
+                    'type', 'NodeLost', 'outcome', 'poison', 'message', format(
+                    'its node was lost in %s attempts, the last time with nothing else running there',
+                    p.lost + 1)) END
+        FROM verdicts v WHERE p.id = v.id
+        RETURNING p.id, p.execution_id, p.step, v.verdict, p.claims, p.failures
+    LOOP
+        moved := moved + (r.verdict = 'PENDING')::integer;
+        failed := failed + (r.verdict = 'FAILED')::integer;
+        IF r.verdict <> 'PENDING' THEN
+            PERFORM rowlock._count(r.execution_id, r.step, p_owner, 0,
+                                   (r.verdict = 'FAILED')::integer, (r.verdict = 'CANCELLED')::integer);
+        END IF;
+        PERFORM rowlock._event('partition_recovered', r.execution_id, r.id, p_owner, p_actor,
+                               jsonb_build_object('now', r.verdict, 'claims', r.claims,
+                                                  'failures', r.failures));
+    END LOOP;
+    IF NOT EXISTS (SELECT FROM batch_partitions p
+                   WHERE p.status = 'CLAIMED' AND p.assigned_node = p_owner) THEN
+        UPDATE batch_nodes n SET recovered_at = v_now
+        WHERE n.node_id = p_owner AND n.recovered_at IS NULL;
+    END IF;
+    IF moved > 0 THEN
+        PERFORM pg_notify('rowlock', 'work');
+    END IF;
+    RETURN NEXT;
+END
+$$;
+
+-- A pass over every claim whose owner is REMOVED or absent, whatever removed it.
+CREATE FUNCTION rowlock.recover(p_actor uuid) RETURNS TABLE (moved bigint, failed bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_owner uuid;
+    r record;
+BEGIN
+    moved := 0; failed := 0;
+    FOR v_owner IN
+        SELECT n.node_id FROM batch_nodes n WHERE n.status = 'REMOVED' AND n.recovered_at IS NULL
+        UNION
+        SELECT DISTINCT p.assigned_node FROM batch_partitions p
+        WHERE p.status = 'CLAIMED'
+          AND NOT EXISTS (SELECT FROM batch_nodes n
+                          WHERE n.node_id = p.assigned_node AND n.status <> 'REMOVED')
+    LOOP
+        SELECT * INTO r FROM rowlock._recover_claims(v_owner, 'node ' || p_actor);
+        moved := moved + r.moved;
+        failed := failed + r.failed;
+    END LOOP;
+    RETURN NEXT;
+END
+$$;
+
+-- The node itself leaves: drained, or about to register anew. What it still holds is recovered.
+CREATE FUNCTION rowlock.deregister(p_node uuid, p_reason text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    UPDATE batch_nodes
+    SET status = 'REMOVED', removed_at = rowlock.now(), removed_reason = p_reason, draining = true
+    WHERE node_id = p_node AND status <> 'REMOVED';
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM rowlock._event('node_left', NULL, NULL, p_node, 'node ' || p_node,
+                           jsonb_build_object('reason', p_reason));
+    PERFORM rowlock._recover_claims(p_node, 'node ' || p_node);
+    PERFORM pg_notify('rowlock', 'work');
+    RETURN true;
+END
+$$;
+
+-- Delayed rows that are due enter the claim index, a bounded batch at a time.
+CREATE FUNCTION rowlock.promote(p_limit integer) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_promoted bigint;
+BEGIN
+    UPDATE batch_partitions SET ready = true
+    WHERE id = ANY (ARRAY(
+        SELECT id FROM batch_partitions
+        WHERE status = 'PENDING' AND NOT ready AND available_at <= rowlock.now()
+        ORDER BY available_at
+        LIMIT p_limit
+        FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS v_promoted = ROW_COUNT;
+    IF v_promoted > 0 THEN
+        PERFORM pg_notify('rowlock', 'work');
+    END IF;
+    RETURN v_promoted;
+END
+$$;
+
+RESET search_path;
+RESET ROLE;

@@ -1,0 +1,412 @@
+-- Claims: take partitions, and every way in which a holder's claim ends. Each write names its token,
+-- and the token is compared by the statement that writes.
+SET LOCAL ROLE rowlock_owner;
+SET LOCAL search_path = rowlock, pg_temp;
+
+-- Claim up to p_slots partitions to start at once and p_prefetch more to keep ready. A claim that
+-- may not claim returns no rows and never raises. p_idle says that the node runs nothing at all;
+-- p_seed (any number, new at each call) makes the order inside a priority fair in expectation.
+CREATE FUNCTION rowlock.claim(
+    p_node uuid, p_slots integer, p_prefetch integer, p_idle boolean, p_seed bigint
+) RETURNS TABLE (
+    id bigint, execution_id uuid, step text, partition_key text, claim_token uuid, claims integer,
+    failures integer, lost integer, alone boolean, started boolean, delivery text,
+    slice text, checkpoint text
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := rowlock.now();
+    v_want integer := p_slots + p_prefetch;
+    v_pool text;
+    v_jobs jsonb;
+    v_only uuid;
+    v_alone boolean;
+    v_exec uuid[];
+    v_share integer[];
+    v_delivery text[];
+    v_ids bigint[];
+    v_kind text;
+    v_row batch_partitions;
+BEGIN
+    IF p_slots < 1 THEN
+        RETURN;
+    END IF;
+    SELECT n.pool, n.jobs, n.only_execution INTO v_pool, v_jobs, v_only
+    FROM batch_nodes n WHERE n.node_id = p_node AND n.status = 'ACTIVE' AND NOT n.draining;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+
+    -- A partition whose next loss would be its last runs only on a node that runs nothing else; a
+    -- node that sees one takes no other work, so that it soon is such a node.
+    v_alone := EXISTS (
+        SELECT FROM batch_partitions p JOIN batch_job_coordination e USING (execution_id)
+        WHERE p.status = 'PENDING' AND p.ready AND p.alone
+          AND e.pool = v_pool AND e.status = 'RUNNING' AND (v_only IS NULL OR e.execution_id = v_only)
+          AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash));
+    IF v_alone AND NOT p_idle THEN
+        RETURN;
+    END IF;
+    IF v_alone THEN
+        v_want := 1;
+    END IF;
+
+    -- 1. The executions: by priority, inside one in an order drawn from the seed, each with its
+    -- share. SKIP LOCKED: a long cancel stalls nobody, and no claim commits after it.
+    SELECT array_agg(y.execution_id ORDER BY y.priority DESC, y.h),
+           array_agg(y.share ORDER BY y.priority DESC, y.h),
+           array_agg(y.delivery ORDER BY y.priority DESC, y.h)
+    INTO v_exec, v_share, v_delivery
+    FROM (
+        SELECT e.execution_id, x.priority, x.h, x.share, e.delivery FROM (
+            SELECT e.execution_id, e.priority, hashint8extended(e.exec_no, p_seed) AS h,
+                   ceil(v_want::numeric / count(*) OVER (PARTITION BY e.priority))::integer AS share
+            FROM batch_job_coordination e
+            WHERE e.pool = v_pool AND e.status = 'RUNNING'
+              AND (v_only IS NULL OR e.execution_id = v_only)
+              AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
+              AND CASE WHEN v_alone
+                  THEN EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = e.execution_id
+                                 AND p.status = 'PENDING' AND p.ready AND p.alone)
+                  ELSE EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = e.execution_id
+                                 AND p.status = 'PENDING' AND p.ready AND NOT p.alone)
+                  END
+            ORDER BY e.priority DESC, h
+            LIMIT v_want) x
+        JOIN batch_job_coordination e USING (execution_id)
+        WHERE e.status = 'RUNNING'  -- guard: no claim in an execution that is ending
+        ORDER BY e.execution_id
+        FOR KEY SHARE OF e SKIP LOCKED) y;
+    IF v_exec IS NULL THEN
+        RETURN;
+    END IF;
+
+    -- 2. The own node row: from here on nobody can remove this node before the claim commits.
+    PERFORM FROM batch_nodes n
+    WHERE n.node_id = p_node
+      AND n.status = 'ACTIVE'  -- guard: an unreachable or removed node claims nothing
+      AND NOT n.draining
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+
+    -- 3. The partitions. Locking inside the lateral and = ANY(array) outside: joined as a FROM item
+    -- the update becomes a table scan under a generic plan.
+    IF v_alone THEN
+        RETURN QUERY UPDATE batch_partitions t
+        SET status = 'CLAIMED', assigned_node = p_node, claim_token = gen_random_uuid(),
+            claims = t.claims + 1, claimed_at = v_now, started_at = v_now
+        WHERE t.id = ANY (ARRAY(
+            SELECT p.id FROM batch_partitions p
+            WHERE p.execution_id = ANY (v_exec) AND p.status = 'PENDING' AND p.ready AND p.alone
+            ORDER BY p.id LIMIT 1 FOR UPDATE SKIP LOCKED))
+        RETURNING t.id, t.execution_id, t.step, t.partition_key, t.claim_token, t.claims, t.failures,
+            t.lost, t.alone, true, t.delivery, t.slice::text, t.checkpoint::text;
+        RETURN;
+    END IF;
+
+    -- One claim takes either AT_LEAST_ONCE rows or a single AT_MOST_ONCE row; the first execution
+    -- in the order decides which is tried first.
+    FOREACH v_kind IN ARRAY CASE WHEN v_delivery[1] = 'AT_MOST_ONCE'
+        THEN ARRAY['AT_MOST_ONCE', 'AT_LEAST_ONCE'] ELSE ARRAY['AT_LEAST_ONCE', 'AT_MOST_ONCE'] END
+    LOOP
+        LOOP
+            v_ids := ARRAY(
+                SELECT p.id
+                FROM unnest(v_exec, v_share, v_delivery) WITH ORDINALITY AS e (x, share, delivery, o)
+                CROSS JOIN LATERAL (
+                    SELECT p.id FROM batch_partitions p
+                    WHERE p.execution_id = e.x AND p.status = 'PENDING' AND p.ready AND NOT p.alone
+                    ORDER BY p.weight DESC, p.id
+                    LIMIT CASE WHEN v_kind = 'AT_MOST_ONCE' THEN 1 ELSE e.share END
+                    FOR UPDATE SKIP LOCKED) p
+                WHERE e.delivery = v_kind
+                LIMIT CASE WHEN v_kind = 'AT_MOST_ONCE' THEN 1 ELSE v_want END);
+            EXIT WHEN cardinality(v_ids) = 0;
+            IF v_kind = 'AT_LEAST_ONCE' THEN
+                RETURN QUERY UPDATE batch_partitions t
+                SET status = 'CLAIMED', assigned_node = p_node, claim_token = gen_random_uuid(),
+                    claims = t.claims + 1, claimed_at = v_now,
+                    started_at = CASE WHEN array_position(v_ids, t.id) <= p_slots THEN v_now END
+                WHERE t.id = ANY (v_ids)
+                  -- guard: a row with a loss in its history is never prefetched
+                  AND (t.lost = 0 OR array_position(v_ids, t.id) <= p_slots)
+                RETURNING t.id, t.execution_id, t.step, t.partition_key, t.claim_token, t.claims,
+                    t.failures, t.lost, t.alone, t.started_at IS NOT NULL, t.delivery, t.slice::text,
+                    t.checkpoint::text;
+                RETURN;
+            END IF;
+            UPDATE batch_partitions t
+            SET status = 'CLAIMED', assigned_node = p_node, claim_token = gen_random_uuid(),
+                claims = t.claims + 1, claimed_at = v_now, started_at = v_now
+            WHERE t.id = v_ids[1]
+            RETURNING t.* INTO v_row;
+            -- guard: one start for ever, over all executions of the instance
+            INSERT INTO batch_starts (job_name, instance_key, step, partition_key, execution_id,
+                                      claim_token, node_id, started_at)
+            SELECT e.job_name, e.instance_key, v_row.step, v_row.partition_key, e.execution_id,
+                   v_row.claim_token, p_node, v_now
+            FROM batch_job_coordination e WHERE e.execution_id = v_row.execution_id
+            ON CONFLICT DO NOTHING;
+            IF FOUND THEN
+                RETURN QUERY SELECT v_row.id, v_row.execution_id, v_row.step, v_row.partition_key,
+                    v_row.claim_token, v_row.claims, v_row.failures, v_row.lost, v_row.alone, true,
+                    v_row.delivery, v_row.slice::text, v_row.checkpoint::text;
+                RETURN;
+            END IF;
+            UPDATE batch_partitions t
+            SET status = 'FAILED', ended_at = v_now, last_error = jsonb_build_object(
+                    'type', 'StartedBefore', 'outcome', 'unknown', 'message',
+                    'this AT_MOST_ONCE partition was started before, in another execution')
+            WHERE t.id = v_row.id;
+            PERFORM rowlock._count(v_row.execution_id, v_row.step, p_node, 0, 1, 0);
+            PERFORM rowlock._event('partition_started_before', v_row.execution_id, v_row.id, p_node,
+                                   'node ' || p_node, NULL);
+        END LOOP;
+    END LOOP;
+END
+$$;
+
+-- Completions of one node, in one statement. Each answer is 'completed' (also for a repetition of
+-- one that was accepted before) or 'lost'.
+CREATE FUNCTION rowlock.complete(p_node uuid, p_ids bigint[], p_tokens uuid[], p_results jsonb[])
+RETURNS TABLE (id bigint, outcome text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_done bigint[] := ARRAY[]::bigint[];
+BEGIN
+    PERFORM FROM batch_nodes n
+    WHERE n.node_id = p_node
+      AND n.status <> 'REMOVED'  -- guard: a removed node completes nothing
+    FOR KEY SHARE;
+    IF FOUND THEN
+        WITH sent AS (
+            SELECT * FROM unnest(p_ids, p_tokens, p_results) AS s (id, token, result)
+        ), done AS (
+            UPDATE batch_partitions p
+            SET status = 'COMPLETED', result = s.result, ended_at = rowlock.now()
+            FROM sent s
+            WHERE p.id = ANY (p_ids) AND p.id = s.id
+              AND p.claim_token = s.token  -- guard: only the claim that was taken
+              AND p.status = 'CLAIMED'  -- guard: terminal states never change
+            RETURNING p.id, p.execution_id, p.step
+        ), counted AS (
+            INSERT INTO batch_counts AS c (execution_id, step, node_id, completed)
+            SELECT d.execution_id, d.step, p_node, count(*) FROM done d
+            GROUP BY d.execution_id, d.step ORDER BY d.execution_id, d.step
+            ON CONFLICT (execution_id, step, node_id) DO UPDATE
+            SET completed = c.completed + excluded.completed
+        )
+        SELECT coalesce(array_agg(d.id), '{}') INTO v_done FROM done d;
+    END IF;
+    RETURN QUERY
+        SELECT d.id, 'completed' FROM unnest(v_done) AS d (id)
+        UNION ALL
+        SELECT s.id, CASE WHEN p.status = 'COMPLETED' AND p.claim_token = s.token
+                     THEN 'completed' ELSE 'lost' END
+        FROM unnest(p_ids, p_tokens) AS s (id, token)
+        LEFT JOIN batch_partitions p ON p.id = s.id AND p.id = ANY (p_ids)
+        WHERE NOT s.id = ANY (v_done);
+END
+$$;
+
+-- The end of one attempt without a result. p_kind says what happened:
+--   retry      a failure: again after p_delay_seconds, unless max_attempts is reached
+--   never      a failure that no retry can mend
+--   unknown    AT_MOST_ONCE work that was cut off: outcome unknown
+--   later      no failure: the author asked for another time
+-- Answers 'retry', 'failed', 'cancelled' or 'lost'; a repetition gets the answer of the first.
+CREATE FUNCTION rowlock.fail(
+    p_node uuid, p_id bigint, p_token uuid, p_error jsonb, p_kind text, p_delay_seconds double precision
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_now timestamptz := rowlock.now();
+    v_execution batch_job_coordination;
+    v_row batch_partitions;
+    v_failures integer;
+    v_answer text;
+BEGIN
+    SELECT e.* INTO v_execution FROM batch_job_coordination e
+    WHERE e.execution_id = (SELECT p.execution_id FROM batch_partitions p WHERE p.id = p_id)
+    FOR KEY SHARE;
+    PERFORM FROM batch_nodes
+    WHERE node_id = p_node AND status <> 'REMOVED'  -- guard: a removed node fails nothing
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN 'lost';
+    END IF;
+    SELECT p.* INTO v_row FROM batch_partitions p
+    WHERE p.id = p_id AND p.claim_token = p_token  -- guard: only the claim that was taken
+    FOR UPDATE;
+    IF NOT FOUND OR v_row.status = 'COMPLETED' THEN
+        RETURN 'lost';
+    ELSIF v_row.status <> 'CLAIMED' THEN
+        -- The same write again: its answer was lost, not its effect.
+        RETURN CASE v_row.status WHEN 'PENDING' THEN 'retry' ELSE lower(v_row.status) END;
+    END IF;
+
+    v_failures := v_row.failures + (p_kind <> 'later')::integer;
+    IF v_row.delivery = 'AT_MOST_ONCE'  -- guard: AT_MOST_ONCE work is never retried
+       OR p_kind IN ('never', 'unknown')
+       OR (p_kind = 'retry' AND v_failures >= (v_execution.policy ->> 'max_attempts')::integer) THEN
+        v_answer := 'failed';
+    ELSIF v_execution.status <> 'RUNNING' THEN  -- guard: nothing becomes PENDING in an execution that ends
+        v_answer := 'cancelled';
+    ELSE
+        v_answer := 'retry';
+    END IF;
+
+    UPDATE batch_partitions p
+    SET status = CASE v_answer WHEN 'retry' THEN 'PENDING' ELSE upper(v_answer) END,
+        assigned_node = CASE WHEN v_answer <> 'retry' THEN p.assigned_node END,
+        failures = v_failures,
+        alone = v_answer = 'retry' AND p.lost > 0
+            AND v_failures >= (v_execution.policy ->> 'max_attempts')::integer - 1,
+        ready = v_answer <> 'retry' OR p_delay_seconds <= 0,
+        available_at = CASE WHEN v_answer = 'retry' AND p_delay_seconds > 0
+                       THEN v_now + make_interval(secs => p_delay_seconds) END,
+        started_at = CASE WHEN v_answer <> 'retry' THEN p.started_at END,
+        ended_at = CASE WHEN v_answer <> 'retry' THEN v_now END,
+        last_error = p_error || jsonb_build_object('attempt', p.claims)
+            || CASE WHEN p_kind = 'unknown' THEN '{"outcome": "unknown"}'::jsonb ELSE '{}' END
+    WHERE p.id = p_id;
+    IF v_answer <> 'retry' THEN
+        PERFORM rowlock._count(v_row.execution_id, v_row.step, p_node, 0,
+                               (v_answer = 'failed')::integer, (v_answer = 'cancelled')::integer);
+    END IF;
+    PERFORM rowlock._event('partition_' || CASE v_answer WHEN 'retry' THEN 'retried' ELSE v_answer END,
+        v_row.execution_id, p_id, p_node, 'node ' || p_node, jsonb_build_object(
+            'claims', v_row.claims, 'failures', v_failures, 'kind', p_kind,
+            'type', p_error -> 'type', 'delay_seconds', p_delay_seconds));
+    RETURN v_answer;
+END
+$$;
+
+-- Hand claims back. AT_MOST_ONCE rows only with p_unstarted, which says that author code did not
+-- begin; their start is deleted by the same statement. Answers 'released', 'cancelled',
+-- 'completed' (this token had completed it before) or 'lost'.
+CREATE FUNCTION rowlock.release(p_node uuid, p_ids bigint[], p_tokens uuid[], p_unstarted boolean)
+RETURNS TABLE (id bigint, outcome text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := rowlock.now();
+    r record;
+    v_done bigint[] := ARRAY[]::bigint[];
+    v_live boolean;
+BEGIN
+    PERFORM FROM batch_job_coordination e
+    WHERE e.execution_id = ANY (ARRAY(
+        SELECT DISTINCT p.execution_id FROM batch_partitions p WHERE p.id = ANY (p_ids)))
+    ORDER BY e.execution_id FOR KEY SHARE;
+    PERFORM FROM batch_nodes n
+    WHERE n.node_id = p_node AND n.status <> 'REMOVED'  -- guard: a removed node releases nothing
+    FOR KEY SHARE;
+    v_live := FOUND;
+    FOR r IN
+        SELECT p.id, p.execution_id, p.step, p.partition_key, p.delivery, p.claims,
+               e.status AS execution_status, e.job_name, e.instance_key
+        FROM unnest(p_ids, p_tokens) AS s (id, token)
+        JOIN batch_partitions p ON p.id = s.id AND p.id = ANY (p_ids)
+        JOIN batch_job_coordination e ON e.execution_id = p.execution_id
+        WHERE v_live AND p.claim_token = s.token  -- guard: only the claim that was taken
+          AND p.status = 'CLAIMED'
+          AND (p.delivery = 'AT_LEAST_ONCE' OR p_unstarted)  -- guard: a start is not handed back
+        ORDER BY p.id FOR UPDATE OF p
+    LOOP
+        UPDATE batch_partitions p
+        SET status = CASE WHEN r.execution_status = 'RUNNING'
+                     THEN 'PENDING'
+                     ELSE 'CANCELLED' END,  -- guard: nothing becomes PENDING in an execution that ends
+            assigned_node = CASE WHEN r.execution_status <> 'RUNNING' THEN p.assigned_node END,
+            ready = true, started_at = NULL,
+            ended_at = CASE WHEN r.execution_status <> 'RUNNING' THEN v_now END
+        WHERE p.id = r.id;
+        IF r.delivery = 'AT_MOST_ONCE' THEN
+            DELETE FROM batch_starts s
+            WHERE s.job_name = r.job_name AND s.instance_key = r.instance_key AND s.step = r.step
+              AND s.partition_key = r.partition_key
+              AND s.claim_token = (SELECT p.claim_token FROM batch_partitions p WHERE p.id = r.id);
+        END IF;
+        IF r.execution_status <> 'RUNNING' THEN
+            PERFORM rowlock._count(r.execution_id, r.step, p_node, 0, 0, 1);
+        END IF;
+        PERFORM rowlock._event('partition_released', r.execution_id, r.id, p_node, 'node ' || p_node,
+                               jsonb_build_object('claims', r.claims, 'started', NOT p_unstarted));
+        v_done := v_done || r.id;
+        id := r.id;
+        outcome := CASE WHEN r.execution_status = 'RUNNING' THEN 'released' ELSE 'cancelled' END;
+        RETURN NEXT;
+    END LOOP;
+    IF cardinality(v_done) > 0 THEN
+        PERFORM pg_notify('rowlock', 'work');
+    END IF;
+    RETURN QUERY
+        SELECT s.id, CASE WHEN p.claim_token IS DISTINCT FROM s.token OR p.status = 'CLAIMED' THEN 'lost'
+                     WHEN p.status = 'COMPLETED' THEN 'completed'
+                     WHEN p.status = 'PENDING' THEN 'released'
+                     WHEN p.status = 'CANCELLED' THEN 'cancelled'
+                     ELSE 'lost' END
+        FROM unnest(p_ids, p_tokens) AS s (id, token)
+        LEFT JOIN batch_partitions p ON p.id = s.id AND p.id = ANY (p_ids)
+        WHERE NOT s.id = ANY (v_done);
+END
+$$;
+
+-- Write a checkpoint outside a transaction of the author. False: the claim is gone.
+CREATE FUNCTION rowlock.checkpoint(p_node uuid, p_id bigint, p_token uuid, p_checkpoint jsonb)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM batch_nodes
+    WHERE node_id = p_node AND status <> 'REMOVED'  -- guard: a removed node writes no checkpoint
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE batch_partitions SET checkpoint = p_checkpoint
+    WHERE id = p_id
+      AND claim_token = p_token  -- guard: only the claim that was taken
+      AND status = 'CLAIMED';
+    RETURN FOUND;
+END
+$$;
+
+-- What this node holds, for comparing with what it believes to hold.
+CREATE FUNCTION rowlock.claims_of(p_node uuid) RETURNS TABLE (id bigint, claim_token uuid, delivery text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT p.id, p.claim_token, p.delivery FROM batch_partitions p
+    WHERE p.status = 'CLAIMED' AND p.assigned_node = p_node;
+$$;
+
+-- Keep what an AT_MOST_ONCE attempt reported after its claim was taken away.
+CREATE FUNCTION rowlock.record_evidence(p_id bigint, p_token uuid, p_evidence jsonb) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    UPDATE batch_starts s SET evidence = p_evidence || jsonb_build_object('at', rowlock.now())
+    FROM batch_partitions p JOIN batch_job_coordination e USING (execution_id)
+    WHERE p.id = p_id AND s.job_name = e.job_name AND s.instance_key = e.instance_key
+      AND s.step = p.step AND s.partition_key = p.partition_key AND s.claim_token = p_token;
+    IF FOUND THEN
+        PERFORM rowlock._event('late_evidence', p.execution_id, p.id, p.assigned_node,
+                               'node ' || p.assigned_node, p_evidence)
+        FROM batch_partitions p WHERE p.id = p_id;
+        RETURN true;
+    END IF;
+    RETURN false;
+END
+$$;
+
+RESET search_path;
+RESET ROLE;

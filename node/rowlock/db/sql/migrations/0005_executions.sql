@@ -1,0 +1,482 @@
+-- Executions: request, mastership by compare-and-set with an epoch, plan and seal, the two-step end,
+-- cancel. Every write of a master names its epoch, and only the current one matches.
+SET LOCAL ROLE rowlock_owner;
+SET LOCAL search_path = rowlock, pg_temp;
+
+-- Ask for an execution of an instance. Answers with the execution that stands for this request and
+-- an outcome: 'requested' (new), 'exists' (the same launch key again), or why it is refused:
+-- 'running', 'completed', 'failed', 'cancelled' (the state of the instance).
+CREATE FUNCTION rowlock.request_execution(
+    p_execution uuid, p_job text, p_hash text, p_policy jsonb, p_delivery text, p_instance_key text,
+    p_launch_key text, p_parameters jsonb, p_pool text, p_priority integer,
+    p_adopt_after_seconds double precision, p_requester jsonb
+) RETURNS TABLE (execution_id uuid, outcome text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := rowlock.now();
+    v_known uuid;
+    v_state text;
+BEGIN
+    BEGIN
+        INSERT INTO batch_instances (job_name, instance_key, state, execution_id, created_at)
+        VALUES (p_job, p_instance_key, 'RUNNING', p_execution, v_now);  -- guard: one launcher wins
+        INSERT INTO batch_job_coordination
+            (execution_id, job_name, contract_hash, policy, delivery, instance_key, launch_key,
+             parameters, pool, priority, requester, adopt_after, requested_at)
+        VALUES
+            (p_execution, p_job, p_hash, p_policy, p_delivery, p_instance_key, p_launch_key,
+             p_parameters, p_pool, p_priority, p_requester,
+             v_now + make_interval(secs => p_adopt_after_seconds), v_now);
+    EXCEPTION WHEN unique_violation THEN
+        SELECT e.execution_id INTO v_known FROM batch_job_coordination e
+        WHERE e.launch_key = p_launch_key OR e.execution_id = p_execution;
+        IF FOUND THEN
+            RETURN QUERY SELECT v_known, 'exists';
+            RETURN;
+        END IF;
+        SELECT i.execution_id, lower(i.state) INTO v_known, v_state FROM batch_instances i
+        WHERE i.job_name = p_job AND i.instance_key = p_instance_key;
+        RETURN QUERY SELECT v_known, v_state;
+        RETURN;
+    END;
+    PERFORM rowlock._event('execution_requested', p_execution, NULL, NULL,
+                           coalesce(p_requester ->> 'actor', session_user),
+                           jsonb_build_object('job', p_job, 'instance', p_instance_key));
+    PERFORM pg_notify('rowlock', 'adopt');
+    RETURN QUERY SELECT p_execution, 'requested';
+END
+$$;
+
+-- Become master of one execution: of p_execution, or else of the first that waits. No row: there
+-- was nothing to take. A node that is already the master gets a new epoch (its last answer was lost).
+CREATE FUNCTION rowlock.adopt(p_node uuid, p_execution uuid) RETURNS TABLE (
+    execution_id uuid, epoch bigint, status text, job_name text, contract_hash text, policy jsonb,
+    delivery text, instance_key text, parameters text, pool text, total bigint
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := rowlock.now();
+    v_node batch_nodes;
+    v_execution uuid;
+    v_previous uuid;
+    v_epoch bigint;
+BEGIN
+    SELECT n.* INTO v_node FROM batch_nodes n WHERE n.node_id = p_node;
+    IF p_execution IS NULL THEN
+        SELECT e.execution_id INTO v_execution FROM batch_job_coordination e
+        WHERE e.execution_id IN (
+            SELECT a FROM rowlock._adoptable(p_node, v_node.jobs, v_node.only_execution, v_now) AS a)
+        ORDER BY e.priority DESC, e.exec_no LIMIT 1
+        FOR UPDATE SKIP LOCKED;
+    ELSE
+        SELECT e.execution_id INTO v_execution FROM batch_job_coordination e
+        WHERE e.execution_id = p_execution
+          AND e.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')
+          AND rowlock._accepts(v_node.jobs, e.job_name, e.contract_hash)
+        FOR UPDATE;
+    END IF;
+    IF v_execution IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM FROM batch_nodes n
+    WHERE n.node_id = p_node AND n.status = 'ACTIVE' AND NOT n.draining
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT e.master_node INTO v_previous FROM batch_job_coordination e
+    WHERE e.execution_id = v_execution;
+    UPDATE batch_job_coordination e
+    SET master_node = p_node, master_epoch = e.master_epoch + 1,
+        status = CASE e.status WHEN 'REQUESTED' THEN 'PLANNING' ELSE e.status END
+    WHERE e.execution_id = v_execution
+      -- guard: compare and set; a living master is never replaced
+      AND (e.master_node IS NULL OR e.master_node = p_node
+           OR NOT EXISTS (SELECT FROM batch_nodes m
+                          WHERE m.node_id = e.master_node AND m.status <> 'REMOVED'))
+    RETURNING e.master_epoch INTO v_epoch;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF v_previous IS NOT NULL THEN
+        PERFORM rowlock._event('master_took_over', v_execution, NULL, p_node, 'node ' || p_node,
+                               jsonb_build_object('epoch', v_epoch, 'previous', v_previous));
+    END IF;
+    RETURN QUERY SELECT e.execution_id, e.master_epoch, e.status, e.job_name, e.contract_hash, e.policy,
+        e.delivery, e.instance_key, e.parameters::text, e.pool, e.total
+    FROM batch_job_coordination e WHERE e.execution_id = v_execution;
+END
+$$;
+
+-- Give a mastership back, so that another node takes it at once.
+CREATE FUNCTION rowlock.resign(p_node uuid, p_execution uuid, p_epoch bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    UPDATE batch_job_coordination SET master_node = NULL, adopt_after = rowlock.now()
+    WHERE execution_id = p_execution AND master_node = p_node AND master_epoch = p_epoch
+      AND ended_at IS NULL;
+    IF FOUND THEN
+        PERFORM rowlock._event('master_resigned', p_execution, NULL, p_node, 'node ' || p_node, NULL);
+        PERFORM pg_notify('rowlock', 'adopt');
+        RETURN true;
+    END IF;
+    RETURN false;
+END
+$$;
+
+-- Which executions this node is the master of, for comparing with what it believes.
+CREATE FUNCTION rowlock.masterships_of(p_node uuid) RETURNS TABLE (execution_id uuid, epoch bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT e.execution_id, e.master_epoch FROM batch_job_coordination e
+    WHERE e.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED') AND e.master_node = p_node;
+$$;
+
+-- What a planner may know about the cluster: living nodes of a pool that take new work.
+CREATE FUNCTION rowlock.cluster(p_pool text) RETURNS jsonb
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT coalesce(jsonb_agg(jsonb_build_object(
+        'name', n.name, 'pool', n.pool, 'slots', n.slots, 'load', n.load) ORDER BY n.name, n.node_id), '[]')
+    FROM batch_nodes n
+    WHERE n.pool = p_pool AND n.status = 'ACTIVE' AND NOT n.draining AND n.slots > 0;
+$$;
+
+-- Keep one chunk of a plan. Nobody else sees it before the seal.
+CREATE FUNCTION rowlock.stage(
+    p_execution uuid, p_epoch bigint, p_chunk integer, p_keys text[], p_slices jsonb[], p_weights integer[]
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM batch_job_coordination
+    WHERE execution_id = p_execution AND status = 'PLANNING'
+      AND master_epoch = p_epoch  -- guard: only the current master plans
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO batch_staging (execution_id, epoch, chunk, keys, slices, weights)
+    VALUES (p_execution, p_epoch, p_chunk, p_keys, p_slices, p_weights)
+    ON CONFLICT DO NOTHING;  -- the same chunk again: its answer was lost
+    RETURN true;
+END
+$$;
+
+-- Make the plan of this epoch visible, whole, in one transaction. Answers 'sealed', 'superseded',
+-- 'duplicate' (detail: the keys), or 'incomplete' (detail: how many rows were staged).
+CREATE FUNCTION rowlock.seal(p_execution uuid, p_epoch bigint, p_step text, p_total bigint)
+RETURNS TABLE (outcome text, detail text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_execution batch_job_coordination;
+    v_rows bigint;
+BEGIN
+    SELECT e.* INTO v_execution FROM batch_job_coordination e
+    WHERE e.execution_id = p_execution FOR UPDATE;
+    IF v_execution.master_epoch = p_epoch AND v_execution.status IN ('RUNNING', 'FINISHING')
+       AND v_execution.step = p_step AND v_execution.total = p_total THEN
+        RETURN QUERY SELECT 'sealed', NULL;  -- again: the first answer was lost
+        RETURN;
+    END IF;
+    IF v_execution.execution_id IS NULL OR v_execution.status <> 'PLANNING'
+       OR v_execution.master_epoch <> p_epoch THEN  -- guard: a plan is sealed once, by the current master
+        RETURN QUERY SELECT 'superseded', NULL;
+        RETURN;
+    END IF;
+    BEGIN
+        INSERT INTO batch_partitions (execution_id, step, partition_key, delivery, weight, slice)
+        SELECT p_execution, p_step, u.key, v_execution.delivery, u.weight, u.slice
+        FROM batch_staging s
+        CROSS JOIN LATERAL unnest(s.keys, s.slices, s.weights) WITH ORDINALITY AS u (key, slice, weight, o)
+        WHERE s.execution_id = p_execution
+          AND s.epoch = p_epoch  -- guard: nothing of an earlier master's plan
+        ORDER BY s.chunk, u.o;
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+        IF v_rows <> p_total THEN
+            RAISE EXCEPTION 'incomplete' USING ERRCODE = 'RL003';
+        END IF;
+    EXCEPTION
+        WHEN unique_violation THEN
+            RETURN QUERY SELECT 'duplicate', string_agg(quote_literal(d.key), ', ') FROM (
+                SELECT u.key FROM batch_staging s CROSS JOIN LATERAL unnest(s.keys) AS u (key)
+                WHERE s.execution_id = p_execution AND s.epoch = p_epoch
+                GROUP BY u.key HAVING count(*) > 1 ORDER BY u.key LIMIT 3) d;
+            RETURN;
+        WHEN SQLSTATE 'RL003' THEN
+            RETURN QUERY SELECT 'incomplete', v_rows::text;
+            RETURN;
+    END;
+    DELETE FROM batch_staging s WHERE s.execution_id = p_execution;
+    UPDATE batch_job_coordination e
+    SET status = 'RUNNING', step = p_step, total = p_total, started_at = rowlock.now()
+    WHERE e.execution_id = p_execution;
+    PERFORM pg_notify('rowlock', 'work');
+    RETURN QUERY SELECT 'sealed', NULL;
+END
+$$;
+
+-- How many failed partitions an execution tolerates: max_failed is NULL (none), a number or "5%".
+CREATE FUNCTION rowlock._failed_allowed(p_policy jsonb, p_total bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT CASE jsonb_typeof(p_policy -> 'max_failed')
+        WHEN 'number' THEN (p_policy ->> 'max_failed')::bigint
+        WHEN 'string' THEN floor(rtrim(p_policy ->> 'max_failed', '%')::numeric * p_total / 100)::bigint
+        ELSE 0 END
+$$;
+
+CREATE FUNCTION rowlock._is_live(p_execution uuid) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = p_execution
+                     AND p.status = 'PENDING' AND p.ready AND NOT p.alone)
+        OR EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = p_execution
+                     AND p.status = 'PENDING' AND p.ready AND p.alone)
+        OR EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = p_execution
+                     AND p.status = 'PENDING' AND NOT p.ready)
+        OR EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = p_execution
+                     AND p.status = 'CLAIMED');
+$$;
+
+-- Write the end. The caller holds the instance row and the execution row.
+CREATE FUNCTION rowlock._end(
+    p_execution uuid, p_status text, p_counts jsonb, p_summary jsonb, p_reason text, p_message text, p_actor text
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    UPDATE batch_job_coordination e
+    SET status = p_status, ended_at = rowlock.now(), summary = p_summary,
+        counts = coalesce(p_counts, e.counts),
+        failure_reason = coalesce(p_reason, e.failure_reason),
+        failure_message = coalesce(p_message, e.failure_message)
+    WHERE e.execution_id = p_execution;
+    UPDATE batch_instances i SET state = p_status
+    FROM batch_job_coordination e
+    WHERE e.execution_id = p_execution AND i.job_name = e.job_name
+      AND i.instance_key = e.instance_key AND i.execution_id = p_execution;
+    DELETE FROM batch_staging s WHERE s.execution_id = p_execution;
+    PERFORM rowlock._event('execution_ended', p_execution, NULL, NULL, p_actor,
+                           jsonb_build_object('status', p_status, 'reason', p_reason));
+    PERFORM pg_notify('rowlock', 'ended');
+END
+$$;
+
+-- First the instance row, then the execution row: the lock order of everything that may end one.
+CREATE FUNCTION rowlock._lock_execution(p_execution uuid) RETURNS batch_job_coordination
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_execution batch_job_coordination;
+BEGIN
+    PERFORM FROM batch_instances i
+    WHERE (i.job_name, i.instance_key) = (
+        SELECT e.job_name, e.instance_key FROM batch_job_coordination e
+        WHERE e.execution_id = p_execution)
+    FOR UPDATE;
+    SELECT e.* INTO v_execution FROM batch_job_coordination e
+    WHERE e.execution_id = p_execution FOR UPDATE;
+    RETURN v_execution;
+END
+$$;
+
+-- Step one of an early end: no new claims, what was PENDING is CANCELLED. The caller holds the row.
+CREATE FUNCTION rowlock._close(p_execution uuid, p_reason text, p_message text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    r record;
+BEGIN
+    UPDATE batch_job_coordination e
+    SET status = 'CLOSING', failure_reason = p_reason, failure_message = p_message
+    WHERE e.execution_id = p_execution;
+    FOR r IN
+        WITH cancelled AS (
+            UPDATE batch_partitions p SET status = 'CANCELLED', ended_at = rowlock.now()
+            WHERE p.execution_id = p_execution AND p.status = 'PENDING'
+            RETURNING p.step)
+        SELECT c.step, count(*) AS n FROM cancelled c GROUP BY c.step
+    LOOP
+        -- The nil uuid: cancelled by nobody's node.
+        PERFORM rowlock._count(p_execution, r.step, '00000000-0000-0000-0000-000000000000', 0, 0, r.n);
+    END LOOP;
+    PERFORM pg_notify('rowlock', 'control');
+END
+$$;
+
+-- Step two: the end, once a recount under the row lock finds nothing PENDING or CLAIMED. The caller
+-- holds the instance row and the execution row. Does nothing while something is still live.
+CREATE FUNCTION rowlock._settle(p_execution uuid, p_actor text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_execution batch_job_coordination;
+    v_counts jsonb;
+    v_failed bigint;
+    v_allowed bigint;
+BEGIN
+    SELECT e.* INTO v_execution FROM batch_job_coordination e WHERE e.execution_id = p_execution;
+    IF v_execution.status NOT IN ('RUNNING', 'CLOSING')
+       OR rowlock._is_live(p_execution) THEN  -- guard: an execution ends when nothing of it can still change
+        RETURN;
+    END IF;
+    SELECT jsonb_build_object(
+        'total', coalesce(v_execution.total, 0),
+        'completed', count(*) FILTER (WHERE p.status = 'COMPLETED'),
+        'failed', count(*) FILTER (WHERE p.status = 'FAILED'),
+        'cancelled', count(*) FILTER (WHERE p.status = 'CANCELLED'))
+    INTO v_counts FROM batch_partitions p WHERE p.execution_id = p_execution;
+    v_failed := (v_counts ->> 'failed')::bigint;
+    v_allowed := rowlock._failed_allowed(v_execution.policy, v_execution.total);
+    IF v_execution.status = 'CLOSING' THEN
+        PERFORM rowlock._end(p_execution,
+            CASE WHEN v_execution.cancel_requested THEN 'CANCELLED' ELSE 'FAILED' END,
+            v_counts, NULL, NULL, NULL, p_actor);
+    ELSIF v_failed > v_allowed THEN  -- guard: never COMPLETED over partitions that failed
+        PERFORM rowlock._end(p_execution, 'FAILED', v_counts, NULL, 'PartitionsFailed', format(
+            '%s of %s partitions failed, %s allowed', v_failed, v_execution.total, v_allowed), p_actor);
+    ELSIF (v_execution.policy ->> 'has_finish')::boolean THEN
+        UPDATE batch_job_coordination e SET status = 'FINISHING', counts = v_counts
+        WHERE e.execution_id = p_execution;
+    ELSE
+        PERFORM rowlock._end(p_execution, 'COMPLETED', v_counts, NULL, NULL, NULL, p_actor);
+    END IF;
+END
+$$;
+
+-- The master's look at its execution; it also does what is due: closes it when too much failed,
+-- ends the step when nothing is live. status 'SUPERSEDED': another master has a later epoch.
+CREATE FUNCTION rowlock.advance(p_node uuid, p_execution uuid, p_epoch bigint) RETURNS TABLE (
+    status text, total bigint, completed bigint, failed bigint, cancelled bigint, failure_message text
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_execution batch_job_coordination;
+    v_failed bigint;
+BEGIN
+    SELECT e.* INTO v_execution FROM batch_job_coordination e WHERE e.execution_id = p_execution;
+    IF v_execution.master_epoch = p_epoch AND v_execution.status IN ('RUNNING', 'CLOSING') THEN
+        SELECT coalesce(sum(c.failed), 0) INTO v_failed FROM batch_counts c
+        WHERE c.execution_id = p_execution;
+        IF v_execution.status = 'RUNNING' AND jsonb_typeof(v_execution.policy -> 'max_failed') <> 'null'
+           AND v_failed > rowlock._failed_allowed(v_execution.policy, v_execution.total) THEN
+            SELECT l.* INTO v_execution FROM rowlock._lock_execution(p_execution) l;
+            IF v_execution.master_epoch = p_epoch AND v_execution.status = 'RUNNING' THEN
+                PERFORM rowlock._close(p_execution, 'MaxFailedExceeded', format(
+                    '%s partitions failed, max_failed is %s', v_failed, v_execution.policy ->> 'max_failed'));
+                PERFORM rowlock._settle(p_execution, 'node ' || p_node);
+            END IF;
+        ELSIF NOT rowlock._is_live(p_execution) THEN
+            SELECT l.* INTO v_execution FROM rowlock._lock_execution(p_execution) l;
+            IF v_execution.master_epoch = p_epoch THEN  -- guard: only the current master ends a step
+                PERFORM rowlock._settle(p_execution, 'node ' || p_node);
+            END IF;
+        END IF;
+    END IF;
+    RETURN QUERY
+        SELECT CASE WHEN e.master_epoch = p_epoch OR e.ended_at IS NOT NULL THEN e.status
+               ELSE 'SUPERSEDED' END,
+            e.total, e.completed, e.failed, e.cancelled, e.failure_message
+        FROM rowlock.executions e WHERE e.execution_id = p_execution;
+END
+$$;
+
+-- The master could not make a plan (a duplicate key, a slice that breaks its contract, partition()
+-- raised): nothing was visible, and the execution is FAILED with the reason.
+CREATE FUNCTION rowlock.fail_plan(
+    p_node uuid, p_execution uuid, p_epoch bigint, p_reason text, p_message text
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_execution batch_job_coordination;
+BEGIN
+    SELECT l.* INTO v_execution FROM rowlock._lock_execution(p_execution) l;
+    IF v_execution.master_epoch = p_epoch AND v_execution.status = 'PLANNING' THEN
+        PERFORM rowlock._end(p_execution, 'FAILED', NULL, NULL, p_reason, p_message, 'node ' || p_node);
+        RETURN true;
+    END IF;
+    RETURN false;
+END
+$$;
+
+-- The end of a FINISHING execution: COMPLETED with the summary, or FAILED with the error of finish().
+-- Answers with the status that stands afterwards, or 'SUPERSEDED'.
+CREATE FUNCTION rowlock.finish(
+    p_execution uuid, p_epoch bigint, p_summary jsonb, p_reason text, p_message text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_execution batch_job_coordination;
+BEGIN
+    SELECT l.* INTO v_execution FROM rowlock._lock_execution(p_execution) l;
+    IF v_execution.master_epoch <> p_epoch THEN  -- guard: finish() takes effect once, by the current master
+        RETURN 'SUPERSEDED';
+    ELSIF v_execution.status = 'FINISHING' THEN
+        PERFORM rowlock._end(p_execution, CASE WHEN p_reason IS NULL THEN 'COMPLETED' ELSE 'FAILED' END,
+                             NULL, p_summary, p_reason, p_message,
+                             'node ' || v_execution.master_node);
+        RETURN CASE WHEN p_reason IS NULL THEN 'COMPLETED' ELSE 'FAILED' END;
+    END IF;
+    RETURN v_execution.status;
+END
+$$;
+
+-- One page of results, in the order of the partitions, for finish().
+CREATE FUNCTION rowlock.results(p_execution uuid, p_after bigint, p_limit integer)
+RETURNS TABLE (id bigint, partition_key text, result text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT p.id, p.partition_key, p.result::text FROM batch_partitions p
+    WHERE p.execution_id = p_execution AND p.status = 'COMPLETED' AND p.id > p_after
+    ORDER BY p.id LIMIT p_limit;
+$$;
+
+-- Cancel, for everybody who may: idempotent. Answers 'closing' (attempts still run), 'cancelled',
+-- 'unknown', or the terminal status that the execution already had, in lower case.
+CREATE FUNCTION rowlock.cancel(p_execution uuid, p_actor text, p_reason text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_execution batch_job_coordination;
+BEGIN
+    SELECT l.* INTO v_execution FROM rowlock._lock_execution(p_execution) l;
+    IF v_execution.execution_id IS NULL THEN
+        RETURN 'unknown';
+    ELSIF v_execution.ended_at IS NOT NULL THEN
+        RETURN lower(v_execution.status);
+    END IF;
+    IF NOT v_execution.cancel_requested THEN
+        UPDATE batch_job_coordination e SET cancel_requested = true WHERE e.execution_id = p_execution;
+        PERFORM rowlock._event('cancel_requested', p_execution, NULL, NULL, p_actor,
+                               jsonb_build_object('reason', p_reason));
+        PERFORM rowlock._close(p_execution, 'Cancelled', coalesce(p_reason, 'cancelled by ' || p_actor));
+        PERFORM rowlock._settle(p_execution, p_actor);
+    END IF;
+    SELECT e.* INTO v_execution FROM batch_job_coordination e WHERE e.execution_id = p_execution;
+    RETURN lower(v_execution.status);
+END
+$$;
+
+-- What an attempt needs to know of its execution; a node asks once and remembers.
+CREATE FUNCTION rowlock.execution_of(p_execution uuid) RETURNS TABLE (
+    job_name text, instance_key text, parameters text, policy jsonb
+)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT e.job_name, e.instance_key, e.parameters::text, e.policy
+    FROM batch_job_coordination e WHERE e.execution_id = p_execution;
+$$;
+
+RESET search_path;
+RESET ROLE;

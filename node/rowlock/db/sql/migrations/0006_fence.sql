@@ -1,0 +1,112 @@
+-- The fence of ctx.transaction(): a deferred trigger decides at COMMIT whether the author's rows
+-- may stand. rowlock inserts a fence first and arms it just before its own COMMIT, with the
+-- checkpoint, the completion or the end of the execution in it. Unarmed it raises, so that a COMMIT
+-- the author wrote is refused; armed it makes the holder's write, and raises if that changes nothing.
+SET LOCAL ROLE rowlock_owner;
+SET LOCAL search_path = rowlock, pg_temp;
+
+-- Unlogged: no row of it outlives its transaction.
+CREATE UNLOGGED TABLE batch_fences (
+    fence_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    partition_id bigint,
+    claim_token  uuid,
+    execution_id uuid,
+    epoch        bigint,
+    armed        text CHECK (armed IN ('checkpoint', 'completion', 'finish')),
+    body         jsonb,
+    CONSTRAINT a_fence_guards_one_thing CHECK (
+        (partition_id IS NOT NULL AND claim_token IS NOT NULL)
+        <> (execution_id IS NOT NULL AND epoch IS NOT NULL))
+);
+
+CREATE FUNCTION rowlock.fence_open(p_partition bigint, p_token uuid) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_fence bigint;
+BEGIN
+    -- Without a lock: a holder that freezes now stands in nobody's way. The trigger looks again.
+    PERFORM FROM batch_partitions
+    WHERE id = p_partition AND claim_token = p_token AND status = 'CLAIMED';
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the claim on partition % is gone', p_partition USING ERRCODE = 'RL002';
+    END IF;
+    INSERT INTO batch_fences (partition_id, claim_token) VALUES (p_partition, p_token)
+    RETURNING fence_id INTO v_fence;
+    RETURN v_fence;
+END
+$$;
+
+CREATE FUNCTION rowlock.fence_open_finish(p_execution uuid, p_epoch bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_fence bigint;
+BEGIN
+    PERFORM FROM batch_job_coordination
+    WHERE execution_id = p_execution AND master_epoch = p_epoch AND status = 'FINISHING';
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'execution % has another master', p_execution USING ERRCODE = 'RL002';
+    END IF;
+    INSERT INTO batch_fences (execution_id, epoch) VALUES (p_execution, p_epoch)
+    RETURNING fence_id INTO v_fence;
+    RETURN v_fence;
+END
+$$;
+
+-- False: the fence is gone, that is, the transaction it was opened in is over.
+CREATE FUNCTION rowlock.fence_arm(p_fence bigint, p_kind text, p_body jsonb) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    UPDATE batch_fences SET armed = p_kind, body = p_body
+    WHERE fence_id = p_fence AND (p_kind = 'finish') = (execution_id IS NOT NULL);
+    RETURN FOUND;
+END
+$$;
+
+CREATE FUNCTION rowlock._fence_check() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_fence batch_fences;
+    v_row batch_partitions;
+BEGIN
+    DELETE FROM batch_fences WHERE fence_id = NEW.fence_id RETURNING * INTO v_fence;
+    IF v_fence.armed IS NULL THEN  -- guard: only rowlock commits
+        RAISE EXCEPTION 'this transaction belongs to rowlock: leave the with block to commit it, raise to roll it back'
+            USING ERRCODE = 'RL001';
+    END IF;
+    IF v_fence.armed = 'finish' THEN
+        IF rowlock.finish(v_fence.execution_id, v_fence.epoch, v_fence.body, NULL, NULL) <> 'COMPLETED' THEN
+            RAISE EXCEPTION 'execution % has another master', v_fence.execution_id USING ERRCODE = 'RL002';
+        END IF;
+        RETURN NULL;
+    END IF;
+    UPDATE batch_partitions p
+    SET checkpoint = CASE v_fence.armed WHEN 'checkpoint' THEN v_fence.body ELSE p.checkpoint END,
+        result = CASE v_fence.armed WHEN 'completion' THEN v_fence.body ELSE p.result END,
+        status = CASE v_fence.armed WHEN 'completion' THEN 'COMPLETED' ELSE p.status END,
+        ended_at = CASE v_fence.armed WHEN 'completion' THEN rowlock.now() END
+    WHERE p.id = v_fence.partition_id
+      AND p.claim_token = v_fence.claim_token  -- guard: business rows only of the claim that was taken
+      AND p.status = 'CLAIMED'
+    RETURNING p.* INTO v_row;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the claim on partition % is gone', v_fence.partition_id USING ERRCODE = 'RL002';
+    END IF;
+    IF v_fence.armed = 'completion' THEN
+        PERFORM rowlock._count(v_row.execution_id, v_row.step, v_row.assigned_node, 1, 0, 0);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE CONSTRAINT TRIGGER fence_check AFTER INSERT ON batch_fences
+    DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION rowlock._fence_check();
+-- Also where a superuser has set session_replication_role.
+ALTER TABLE batch_fences ENABLE ALWAYS TRIGGER fence_check;
+
+RESET search_path;
+RESET ROLE;

@@ -1,0 +1,413 @@
+"""The moves of the protocol: one typed method for each function of the schema, one round trip each.
+
+Nothing is decided here. A method says what the database answered; zero rows is an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, LiteralString, TypeAlias
+from uuid import UUID
+
+import psycopg
+
+from rowlock.protocol.model import (
+    BeatAnswer,
+    Claim,
+    Completion,
+    ExecutionFacts,
+    Mastership,
+    Peer,
+    Progress,
+)
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+_CLAIM: LiteralString = (
+    "SELECT id, execution_id, step, partition_key, claim_token, claims, failures, lost, alone,"
+    " started, delivery, slice, checkpoint FROM rowlock.claim(%s, %s, %s, %s, %s)"
+)
+_COMPLETE: LiteralString = (
+    "SELECT id, outcome FROM rowlock.complete(%s, %s::bigint[], %s::uuid[], %s::text[]::jsonb[])"
+)
+
+
+class Store:
+    """The protocol over one connection in autocommit mode; used by one thread at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    # -- nodes -------------------------------------------------------------------------------
+
+    def register(
+        self,
+        node: UUID,
+        *,
+        name: str,
+        pool: str,
+        slots: int,
+        jobs: Mapping[str, Sequence[str]],
+        version: str,
+        only_execution: UUID | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Register a new incarnation. `jobs` maps a job's name to the contract hashes it accepts."""
+        self._run(
+            "SELECT rowlock.register(%s, %s, %s, %s, %s, %s, %s, %s)",
+            (
+                *(node, name, pool, slots, json.dumps(jobs), only_execution),
+                *(json.dumps(labels or {}), version),
+            ),
+        )
+
+    def publish_contract(
+        self,
+        job: str,
+        contract_hash: str,
+        *,
+        schemas: Mapping[str, Any],
+        policy: Mapping[str, Any],
+        delivery: str,
+    ) -> None:
+        """Publish what a job accepts, for launches that do not have its code."""
+        self._run(
+            "SELECT rowlock.publish_contract(%s, %s, %s, %s, %s)",
+            (job, contract_hash, json.dumps(schemas), json.dumps(policy), delivery),
+        )
+
+    def beat(
+        self,
+        node: UUID,
+        *,
+        load: int,
+        draining: bool,
+        orphans: Sequence[Mapping[str, Any]] = (),
+        executions: Iterable[UUID] = (),
+    ) -> BeatAnswer:
+        """Beat once. `executions` are those this node runs or drives, to hear when one ends."""
+        alive, claimable, adoptable, due, unrecovered, ended, peers = self._one(
+            "SELECT alive, claimable, adoptable, due, unrecovered, ended, peers"
+            " FROM rowlock.beat(%s, %s, %s, %s, %s::uuid[])",
+            (node, load, draining, json.dumps(list(orphans)), list(executions)),
+        )
+        return BeatAnswer(
+            alive=alive,
+            claimable=claimable,
+            adoptable=adoptable,
+            due=due,
+            unrecovered=unrecovered,
+            ended=tuple(ended),
+            peers=tuple(
+                Peer(node_id=UUID(peer), beat=beat, unreachable=status == "UNREACHABLE")
+                for peer, beat, status in peers
+            ),
+        )
+
+    def mark_unreachable(self, observer: UUID, node: UUID, beat: int) -> bool:
+        """Phase one. False: it beat meanwhile, or another observer was first."""
+        return bool(
+            self._value("SELECT rowlock.mark_unreachable(%s, %s, %s)", (observer, node, beat))
+        )
+
+    def remove_node(self, observer: UUID, node: UUID, beat: int) -> tuple[bool, int, int]:
+        """Phase two: whether it was removed, and how many claims moved and failed with it."""
+        removed, moved, failed = self._one(
+            "SELECT removed, moved, failed FROM rowlock.remove_node(%s, %s, %s)",
+            (observer, node, beat),
+        )
+        return removed, moved, failed
+
+    def recover(self, actor: UUID) -> tuple[int, int]:
+        """Recover claims whose owner is REMOVED or absent: how many moved, how many failed."""
+        moved, failed = self._one("SELECT moved, failed FROM rowlock.recover(%s)", (actor,))
+        return moved, failed
+
+    def deregister(self, node: UUID, reason: str) -> bool:
+        """Leave. False: this incarnation was removed already."""
+        return bool(self._value("SELECT rowlock.deregister(%s, %s)", (node, reason)))
+
+    def promote(self, limit: int) -> int:
+        """Make at most `limit` delayed partitions that are due claimable."""
+        return int(self._value("SELECT rowlock.promote(%s)", (limit,)))
+
+    # -- claims ------------------------------------------------------------------------------
+
+    def claim(
+        self, node: UUID, *, slots: int, prefetch: int = 0, idle: bool, seed: int
+    ) -> list[Claim]:
+        """Claim up to `slots` partitions to start at once and `prefetch` more to keep ready."""
+        cursor = self.connection.execute(_CLAIM, (node, slots, prefetch, idle, seed))
+        return [_claim(row) for row in cursor.fetchall()]
+
+    def complete(self, node: UUID, completions: Sequence[Completion]) -> dict[int, str]:
+        """Write results; for each id 'completed' or 'lost'."""
+        cursor = self.connection.execute(_COMPLETE, _complete_arguments(node, completions))
+        return dict(cursor.fetchall())
+
+    def complete_and_claim(
+        self,
+        node: UUID,
+        completions: Sequence[Completion],
+        *,
+        slots: int,
+        prefetch: int,
+        idle: bool,
+        seed: int,
+    ) -> tuple[dict[int, str], list[Claim]]:
+        """Both in one transaction and one round trip: what a busy node does all the time.
+
+        After any error of it nothing was written; send the completions again alone.
+        """
+        with self.connection.pipeline():
+            done = self.connection.execute(_COMPLETE, _complete_arguments(node, completions))
+            taken = self.connection.execute(_CLAIM, (node, slots, prefetch, idle, seed))
+        return dict(done.fetchall()), [_claim(row) for row in taken.fetchall()]
+
+    def fail(
+        self, node: UUID, id: int, token: UUID, *, error: str, kind: str, delay_seconds: float
+    ) -> str:
+        """End an attempt without a result: 'retry', 'failed', 'cancelled' or 'lost'.
+
+        :param error: JSON text with type and message.
+        :param kind: 'retry', 'never', 'unknown' or 'later'; see `rowlock.fail` in the schema.
+        """
+        return str(
+            self._value(
+                "SELECT rowlock.fail(%s, %s, %s, %s, %s, %s)",
+                (node, id, token, error, kind, delay_seconds),
+            )
+        )
+
+    def release(
+        self, node: UUID, claims: Sequence[tuple[int, UUID]], *, unstarted: bool
+    ) -> dict[int, str]:
+        """Hand claims back; for each id 'released', 'cancelled', 'completed' or 'lost'."""
+        ids, tokens = [id for id, _ in claims], [token for _, token in claims]
+        cursor = self.connection.execute(
+            "SELECT id, outcome FROM rowlock.release(%s, %s::bigint[], %s::uuid[], %s)",
+            (node, ids, tokens, unstarted),
+        )
+        return dict(cursor.fetchall())
+
+    def checkpoint(self, node: UUID, id: int, token: UUID, checkpoint: str) -> bool:
+        """Write a checkpoint (JSON text). False: the claim is gone."""
+        return bool(
+            self._value("SELECT rowlock.checkpoint(%s, %s, %s, %s)", (node, id, token, checkpoint))
+        )
+
+    def claims_of(self, node: UUID) -> dict[int, UUID]:
+        """The claims that the database says this node holds: id and token."""
+        cursor = self.connection.execute(
+            "SELECT id, claim_token FROM rowlock.claims_of(%s)", (node,)
+        )
+        return dict(cursor.fetchall())
+
+    def record_evidence(self, id: int, token: UUID, evidence: Mapping[str, Any]) -> bool:
+        """Keep what an AT_MOST_ONCE attempt reported after its claim was taken away."""
+        return bool(
+            self._value(
+                "SELECT rowlock.record_evidence(%s, %s, %s)", (id, token, json.dumps(evidence))
+            )
+        )
+
+    def execution_of(self, execution: UUID) -> ExecutionFacts | None:
+        """What attempts of an execution need to know of it; None if it does not exist."""
+        row = self.connection.execute(
+            "SELECT job_name, instance_key, parameters, policy FROM rowlock.execution_of(%s)",
+            (execution,),
+        ).fetchone()
+        if row is None:
+            return None
+        job, instance_key, parameters, policy = row
+        return ExecutionFacts(
+            job=job, instance_key=instance_key, parameters=parameters, policy=policy
+        )
+
+    # -- executions --------------------------------------------------------------------------
+
+    def request(
+        self,
+        execution: UUID,
+        *,
+        job: str,
+        contract_hash: str,
+        policy: Mapping[str, Any],
+        delivery: str,
+        instance_key: str,
+        parameters: str,
+        pool: str,
+        priority: int = 0,
+        launch_key: str | None = None,
+        adopt_after_seconds: float = 0,
+        requester: Mapping[str, Any] | None = None,
+    ) -> tuple[UUID, str]:
+        """Ask for an execution: its id, and 'requested', 'exists', or the state that refuses it."""
+        execution_id, outcome = self._one(
+            "SELECT execution_id, outcome FROM rowlock.request_execution("
+            "%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            (
+                *(execution, job, contract_hash, json.dumps(policy), delivery, instance_key),
+                *(launch_key, parameters, pool, priority, adopt_after_seconds),
+                json.dumps(requester or {}),
+            ),
+        )
+        return execution_id, outcome
+
+    def adopt(self, node: UUID, execution: UUID | None = None) -> Mastership | None:
+        """Become master of this execution, or of the first that waits; None: nothing to take."""
+        row = self.connection.execute(
+            "SELECT execution_id, epoch, status, job_name, contract_hash, policy, delivery,"
+            " instance_key, parameters, pool FROM rowlock.adopt(%s, %s)",
+            (node, execution),
+        ).fetchone()
+        if row is None:
+            return None
+        return Mastership(
+            execution_id=row[0],
+            epoch=row[1],
+            status=row[2],
+            job=row[3],
+            contract_hash=row[4],
+            policy=row[5],
+            delivery=row[6],
+            instance_key=row[7],
+            parameters=row[8],
+            pool=row[9],
+        )
+
+    def resign(self, node: UUID, execution: UUID, epoch: int) -> bool:
+        """Give a mastership back, for another node to take at once."""
+        return bool(self._value("SELECT rowlock.resign(%s, %s, %s)", (node, execution, epoch)))
+
+    def masterships_of(self, node: UUID) -> dict[UUID, int]:
+        """The executions that the database says this node drives, with their epochs."""
+        cursor = self.connection.execute(
+            "SELECT execution_id, epoch FROM rowlock.masterships_of(%s)", (node,)
+        )
+        return dict(cursor.fetchall())
+
+    def cluster(self, pool: str) -> str:
+        """JSON text: the living nodes of a pool, for a planner."""
+        return str(self._value("SELECT rowlock.cluster(%s)::text", (pool,)))
+
+    def stage(
+        self,
+        execution: UUID,
+        epoch: int,
+        chunk: int,
+        keys: Sequence[str],
+        slices: Sequence[str],
+        weights: Sequence[int],
+    ) -> bool:
+        """Keep one chunk of a plan. False: superseded, or no longer planning."""
+        return bool(
+            self._value(
+                "SELECT rowlock.stage(%s, %s, %s, %s::text[], %s::text[]::jsonb[], %s::int[])",
+                (execution, epoch, chunk, list(keys), list(slices), list(weights)),
+            )
+        )
+
+    def seal(self, execution: UUID, epoch: int, step: str, total: int) -> tuple[str, str | None]:
+        """Make the plan visible: 'sealed', 'superseded', 'duplicate' or 'incomplete', and a detail."""
+        outcome, detail = self._one(
+            "SELECT outcome, detail FROM rowlock.seal(%s, %s, %s, %s)",
+            (execution, epoch, step, total),
+        )
+        return outcome, detail
+
+    def advance(self, node: UUID, execution: UUID, epoch: int) -> Progress:
+        """Look at an execution that this node drives, and end its step if nothing is live."""
+        row = self._one(
+            "SELECT status, total, completed, failed, cancelled, failure_message"
+            " FROM rowlock.advance(%s, %s, %s)",
+            (node, execution, epoch),
+        )
+        return Progress(
+            status=row[0],
+            total=row[1],
+            completed=row[2],
+            failed=row[3],
+            cancelled=row[4],
+            failure_message=row[5],
+        )
+
+    def fail_plan(self, node: UUID, execution: UUID, epoch: int, reason: str, message: str) -> bool:
+        """End an execution whose plan could not be made."""
+        return bool(
+            self._value(
+                "SELECT rowlock.fail_plan(%s, %s, %s, %s, %s)",
+                (node, execution, epoch, reason, message),
+            )
+        )
+
+    def finish(
+        self,
+        execution: UUID,
+        epoch: int,
+        *,
+        summary: str | None = None,
+        reason: str | None = None,
+        message: str | None = None,
+    ) -> str:
+        """End a FINISHING execution: the status that stands, or SUPERSEDED."""
+        return str(
+            self._value(
+                "SELECT rowlock.finish(%s, %s, %s, %s, %s)",
+                (execution, epoch, summary, reason, message),
+            )
+        )
+
+    def results(self, execution: UUID, after: int, limit: int) -> list[tuple[int, str, str | None]]:
+        """One page of results: partition id, key, result as JSON text."""
+        cursor = self.connection.execute(
+            "SELECT id, partition_key, result FROM rowlock.results(%s, %s, %s)",
+            (execution, after, limit),
+        )
+        return [(id, key, result) for id, key, result in cursor.fetchall()]
+
+    def cancel(self, execution: UUID, actor: str, reason: str | None) -> str:
+        """Cancel an execution: 'closing', 'unknown', or the terminal status it has."""
+        return str(self._value("SELECT rowlock.cancel(%s, %s, %s)", (execution, actor, reason)))
+
+    # -- plumbing ----------------------------------------------------------------------------
+
+    def _run(self, statement: LiteralString, arguments: Sequence[Any]) -> None:
+        self.connection.execute(statement, arguments)
+
+    def _one(self, statement: LiteralString, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        row = self.connection.execute(statement, arguments).fetchone()
+        if row is None:  # every function called through here returns exactly one row
+            raise AssertionError(f"no row from: {statement}")
+        return row
+
+    def _value(self, statement: LiteralString, arguments: Sequence[Any]) -> Any:
+        return self._one(statement, arguments)[0]
+
+
+def _complete_arguments(node: UUID, completions: Sequence[Completion]) -> tuple[Any, ...]:
+    return (
+        node,
+        [c.id for c in completions],
+        [c.token for c in completions],
+        [c.result for c in completions],
+    )
+
+
+def _claim(row: tuple[Any, ...]) -> Claim:
+    return Claim(
+        id=row[0],
+        execution_id=row[1],
+        step=row[2],
+        key=row[3],
+        token=row[4],
+        claims=row[5],
+        failures=row[6],
+        lost=row[7],
+        alone=row[8],
+        started=row[9],
+        delivery=row[10],
+        slice=row[11],
+        checkpoint=row[12],
+    )

@@ -1,0 +1,109 @@
+"""What the database says, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+from uuid import UUID
+
+FIRST_STEP: Final = "main"
+"""The name of the only step of a `Job`; steps are part of every key, so that more can follow."""
+
+Delivery: TypeAlias = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A partition that this node's claim statement returned."""
+
+    id: int
+    execution_id: UUID
+    step: str
+    key: str
+    token: UUID
+    claims: int
+    failures: int
+    lost: int
+    alone: bool
+    """Its next loss would be its last: nothing else may run on the node meanwhile."""
+    started: bool
+    """False: prefetched, for a slot that is not free yet."""
+    delivery: Delivery
+    slice: str
+    checkpoint: str | None
+
+    @property
+    def at_most_once(self) -> bool:
+        return self.delivery == "AT_MOST_ONCE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A result to be written under the token of its claim."""
+
+    id: int
+    token: UUID
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What one look at another node showed."""
+
+    node_id: UUID
+    beat: int
+    unreachable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatAnswer:
+    """The answer to a beat: levels, not events, so that a lost answer costs one beat."""
+
+    alive: bool
+    claimable: bool
+    adoptable: bool
+    due: bool
+    unrecovered: bool
+    ended: tuple[UUID, ...]
+    """Of the executions this node asked about: those that are closing or over."""
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mastership:
+    """An execution that this node drives, under the epoch of its compare-and-set."""
+
+    execution_id: UUID
+    epoch: int
+    status: str
+    job: str
+    contract_hash: str
+    policy: Mapping[str, Any]
+    delivery: Delivery
+    instance_key: str
+    parameters: str
+    pool: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The master's look at its execution."""
+
+    status: str
+    """A status of the execution, or SUPERSEDED."""
+    total: int | None
+    completed: int
+    failed: int
+    cancelled: int
+    failure_message: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionFacts:
+    """What an attempt needs to know of its execution; it never changes."""
+
+    job: str
+    instance_key: str
+    parameters: str
+    policy: Mapping[str, Any]
