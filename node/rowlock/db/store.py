@@ -166,7 +166,14 @@ class Store:
         return dict(done.fetchall()), [_claim(row) for row in taken.fetchall()]
 
     def fail(
-        self, node: UUID, id: int, token: UUID, *, error: str, kind: str, delay_seconds: float
+        self,
+        node: UUID,
+        partition: int,
+        token: UUID,
+        *,
+        error: str,
+        kind: str,
+        delay_seconds: float,
     ) -> str:
         """End an attempt without a result: 'retry', 'failed', 'cancelled' or 'lost'.
 
@@ -176,7 +183,7 @@ class Store:
         return str(
             self._value(
                 "SELECT rowlock.fail(%s, %s, %s, %s, %s, %s)",
-                (node, id, token, error, kind, delay_seconds),
+                (node, partition, token, error, kind, delay_seconds),
             )
         )
 
@@ -184,17 +191,20 @@ class Store:
         self, node: UUID, claims: Sequence[tuple[int, UUID]], *, unstarted: bool
     ) -> dict[int, str]:
         """Hand claims back; for each id 'released', 'cancelled', 'completed' or 'lost'."""
-        ids, tokens = [id for id, _ in claims], [token for _, token in claims]
+        ids = [partition for partition, _ in claims]
+        tokens = [token for _, token in claims]
         cursor = self.connection.execute(
             "SELECT id, outcome FROM rowlock.release(%s, %s::bigint[], %s::uuid[], %s)",
             (node, ids, tokens, unstarted),
         )
         return dict(cursor.fetchall())
 
-    def checkpoint(self, node: UUID, id: int, token: UUID, checkpoint: str) -> bool:
+    def checkpoint(self, node: UUID, partition: int, token: UUID, checkpoint: str) -> bool:
         """Write a checkpoint (JSON text). False: the claim is gone."""
         return bool(
-            self._value("SELECT rowlock.checkpoint(%s, %s, %s, %s)", (node, id, token, checkpoint))
+            self._value(
+                "SELECT rowlock.checkpoint(%s, %s, %s, %s)", (node, partition, token, checkpoint)
+            )
         )
 
     def claims_of(self, node: UUID) -> dict[int, UUID]:
@@ -204,11 +214,12 @@ class Store:
         )
         return dict(cursor.fetchall())
 
-    def record_evidence(self, id: int, token: UUID, evidence: Mapping[str, Any]) -> bool:
+    def record_evidence(self, partition: int, token: UUID, evidence: Mapping[str, Any]) -> bool:
         """Keep what an AT_MOST_ONCE attempt reported after its claim was taken away."""
         return bool(
             self._value(
-                "SELECT rowlock.record_evidence(%s, %s, %s)", (id, token, json.dumps(evidence))
+                "SELECT rowlock.record_evidence(%s, %s, %s)",
+                (partition, token, json.dumps(evidence)),
             )
         )
 
@@ -297,6 +308,7 @@ class Store:
         execution: UUID,
         epoch: int,
         chunk: int,
+        *,
         keys: Sequence[str],
         slices: Sequence[str],
         weights: Sequence[int],
@@ -365,7 +377,7 @@ class Store:
             "SELECT id, partition_key, result FROM rowlock.results(%s, %s, %s)",
             (execution, after, limit),
         )
-        return [(id, key, result) for id, key, result in cursor.fetchall()]
+        return list(cursor.fetchall())
 
     def cancel(self, execution: UUID, actor: str, reason: str | None) -> str:
         """Cancel an execution: 'closing', 'unknown', or the terminal status it has."""

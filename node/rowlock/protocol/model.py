@@ -35,6 +35,7 @@ class Claim:
 
     @property
     def at_most_once(self) -> bool:
+        """Whether a start of it must never be repeated."""
         return self.delivery == "AT_MOST_ONCE"
 
 

@@ -1,0 +1,384 @@
+"""Brings a database to the schema that this code knows, and says when the two do not agree.
+
+Migrations are numbered .sql files that only go forward. Each runs in a transaction together with
+its row in `rowlock.schema_migrations`, so that it is there as a whole or not at all. A file whose
+first line is `-- no-transaction` (CREATE INDEX CONCURRENTLY) holds a single statement that may be
+run again, because a kill can come between it and its row.
+
+Any number of runners may start at once: one works, the others look again every 50 ms. They must not
+queue in pg_advisory_lock(): a waiting call holds a snapshot that CREATE INDEX CONCURRENTLY waits
+for, and the two end in a deadlock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.pq import TransactionStatus
+
+from rowlock.errors import Refused, SchemaMismatch, Unavailable, UsageError
+
+log = logging.getLogger(__name__)
+
+LOWEST_SERVER_VERSION: Final = 150000
+LOCK_TIMEOUT_SECONDS: Final = 5
+"""How long a migration may wait for a table, and so hold up everybody who comes after it."""
+LOCK_ATTEMPTS: Final = 5
+RUNNER_POLL_SECONDS: Final = 0.05
+RUNNER_WAIT_SECONDS: Final = 300.0
+CONNECT_SECONDS: Final = 10
+
+# "rowlock" and a zero in ASCII. Advisory locks are per database; nobody else's key looks like this.
+_RUNNER_LOCK: Final = int.from_bytes(b"rowlock\0")
+_FILE_NAME: Final = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.sql")
+_NO_TRANSACTION: Final = "-- no-transaction"
+
+AnyConnection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """One numbered file."""
+
+    version: int
+    name: str
+    checksum: str
+    """SHA-256 of the file, in hex."""
+    script: bytes
+    in_transaction: bool
+
+    @property
+    def label(self) -> str:
+        """Version and name as in the file's name."""
+        return f"{self.version:04}_{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What one run did with one file."""
+
+    version: int
+    name: str
+    seconds: float
+
+
+def read_migrations(folder: Traversable) -> tuple[Migration, ...]:
+    """The migrations in a folder, in their order.
+
+    Args:
+        folder: Where the files are, as `importlib.resources.files` or a `Path`.
+
+    Raises:
+        ValueError: A name has not the form 0001_words.sql, or the numbers do not run from 1
+            without a gap. Only a mistake in rowlock itself can cause it.
+    """
+    found = sorted(
+        (_read(file) for file in folder.iterdir() if file.name.endswith(".sql")),
+        key=lambda migration: migration.version,
+    )
+    if [migration.version for migration in found] != list(range(1, len(found) + 1)):
+        raise ValueError(f"migrations must be numbered 1, 2, 3, …: {[m.label for m in found]}")
+    return tuple(found)
+
+
+def _read(file: Traversable) -> Migration:
+    parts = _FILE_NAME.fullmatch(file.name)
+    if parts is None:
+        raise ValueError(f"{file.name} must be named like 0001_words.sql")
+    script = file.read_bytes()
+    return Migration(
+        version=int(parts["version"]),
+        name=parts["name"],
+        checksum=hashlib.sha256(script).hexdigest(),
+        script=script,
+        in_transaction=script.split(b"\n", maxsplit=1)[0].strip() != _NO_TRANSACTION.encode(),
+    )
+
+
+@cache
+def known_migrations() -> tuple[Migration, ...]:
+    """The migrations that this release of rowlock carries."""
+    return read_migrations(resources.files("rowlock.db") / "sql" / "migrations")
+
+
+def migrate(
+    database: AnyConnection | str, *, migrations: Sequence[Migration] | None = None
+) -> list[Applied]:
+    """Apply what is missing. Safe to call at any time, by any number of programs at once.
+
+    Args:
+        database: A connection that is in no transaction, or a connection string. It must be
+            direct (not through a pooler), of a superuser or of a login that owns the database and
+            may create roles.
+        migrations: What the schema should have; None is what this release carries.
+
+    Returns:
+        The migrations that this call applied, in order; empty when the schema was up to date.
+
+    Raises:
+        SchemaMismatch: The schema is newer than the migrations, or a file was changed after it
+            had been applied.
+        Refused: The database did not let us: missing rights, tables that stay locked, or another
+            runner that does not end.
+        UsageError: The server is too old or the connection goes through a pooler.
+        Unavailable: The database cannot be reached.
+    """
+    wanted = known_migrations() if migrations is None else migrations
+    with _connected(database) as db, _explained():
+        _require_direct_connection(db)
+        with _only_runner(db):
+            return [_apply(db, one) for one in _missing(_history(db), wanted)]
+
+
+def current_version(db: AnyConnection) -> int:
+    """The schema's version: that of its newest migration, 0 where there is no schema.
+
+    Raises:
+        Refused: The login may not look into the schema.
+    """
+    with _explained():
+        return max(_history(db), default=0)
+
+
+def check(db: AnyConnection) -> None:
+    """Make sure that this code and the schema belong together, as every program does at its start.
+
+    Raises:
+        SchemaMismatch: They do not; the message says which of the two to bring forward.
+        Refused: The login may not look into the schema.
+    """
+    found = current_version(db)
+    known = max((migration.version for migration in known_migrations()), default=0)
+    if found == 0:
+        raise SchemaMismatch(
+            f"database {db.info.dbname} has no rowlock schema: run rowlock migrate"
+        )
+    if found < known:
+        raise SchemaMismatch(
+            f"the schema in database {db.info.dbname} is version {found}, this rowlock needs "
+            f"{known}: run rowlock migrate"
+        )
+    if found > known:
+        raise _newer(found, known)
+
+
+def _newer(found: int, known: int) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"the schema is version {found}, newer than the {known} that this rowlock knows: "
+        "upgrade rowlock"
+    )
+
+
+# -- what is there, what is missing ------------------------------------------------------------
+
+
+def _history(db: AnyConnection) -> dict[int, str]:
+    """Checksums by version. The block leaves no transaction open behind a plain reading."""
+    with db.transaction():
+        there = db.execute("SELECT to_regclass('rowlock.schema_migrations')").fetchone()
+        if there is None or there[0] is None:
+            return {}
+        return dict(db.execute("SELECT version, checksum FROM rowlock.schema_migrations"))
+
+
+def _missing(history: dict[int, str], wanted: Sequence[Migration]) -> Iterator[Migration]:
+    """What is to be applied, once the history turns out to be one of ours."""
+    newest = max(history, default=0)
+    if newest > len(wanted):
+        raise _newer(newest, len(wanted))
+    for migration in wanted[:newest]:
+        applied = history.get(migration.version)
+        if applied is None:
+            raise SchemaMismatch(
+                f"migration {migration.label} is missing in the database although version {newest} "
+                "is there: restore the table rowlock.schema_migrations from a backup"
+            )
+        if applied != migration.checksum:
+            raise SchemaMismatch(
+                f"migration {migration.label} has changed since it was applied (checksum "
+                f"{migration.checksum[:12]}…, applied {applied[:12]}…): put the file back as it "
+                "was and write a new migration instead"
+            )
+    yield from wanted[newest:]
+
+
+# -- applying ----------------------------------------------------------------------------------
+
+
+def _apply(db: AnyConnection, migration: Migration) -> Applied:
+    began = time.monotonic()
+    for attempt in range(1, LOCK_ATTEMPTS + 1):
+        try:
+            with _naming(migration):
+                _run(db, migration)
+            break
+        except pg.LockNotAvailable as problem:
+            # Between two attempts those who queued behind us get their turn.
+            if attempt == LOCK_ATTEMPTS:
+                raise Refused(
+                    f"migration {migration.label} did not get its locks in {LOCK_ATTEMPTS} attempts "
+                    f"of {LOCK_TIMEOUT_SECONDS} s: end the long transactions that "
+                    "pg_stat_activity shows and run rowlock migrate again"
+                ) from problem
+            log.warning(
+                "migration %s waits for a lock",
+                migration.label,
+                extra={"event": "migration_waits", "version": migration.version},
+            )
+    seconds = time.monotonic() - began
+    log.info(
+        "applied migration %s in %.2f s",
+        migration.label,
+        seconds,
+        extra={"event": "migration_applied", "version": migration.version, "seconds": seconds},
+    )
+    return Applied(version=migration.version, name=migration.name, seconds=seconds)
+
+
+def _run(db: AnyConnection, migration: Migration) -> None:
+    if migration.in_transaction:
+        with db.transaction():
+            _limit_waiting(db, "LOCAL")
+            # Without parameters the whole file goes as one script, $$ bodies and all.
+            db.execute(migration.script)
+            _record(db, migration)
+        return
+    _limit_waiting(db, "SESSION")
+    try:
+        db.execute(migration.script)
+    finally:
+        db.execute("RESET lock_timeout")
+    with db.transaction():
+        _record(db, migration)
+
+
+def _limit_waiting(db: AnyConnection, scope: str) -> None:
+    db.execute(f"SET {scope} lock_timeout = '{LOCK_TIMEOUT_SECONDS}s'".encode())
+
+
+def _record(db: AnyConnection, migration: Migration) -> None:
+    """Write the migration's row, in the transaction of the caller."""
+    db.execute("SET LOCAL ROLE rowlock_owner")
+    table = resources.files("rowlock.db") / "sql" / "schema_migrations.sql"
+    db.execute(table.read_bytes())
+    db.execute(
+        "INSERT INTO rowlock.schema_migrations (version, name, checksum) VALUES (%s, %s, %s)",
+        [migration.version, migration.name, migration.checksum],
+    )
+    db.execute("RESET ROLE")
+
+
+# -- the connection ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _connected(database: AnyConnection | str) -> Generator[AnyConnection]:
+    """The connection in autocommit mode, as CREATE INDEX CONCURRENTLY and the waiting need it."""
+    if isinstance(database, str):
+        try:
+            db = psycopg.connect(
+                database,
+                autocommit=True,
+                connect_timeout=CONNECT_SECONDS,
+                application_name="rowlock migrate",
+            )
+        except psycopg.OperationalError as problem:
+            raise Unavailable(f"the database cannot be reached: {problem}".strip()) from problem
+        with db:
+            yield db
+        return
+    if database.info.transaction_status != TransactionStatus.IDLE:
+        raise UsageError("migrate() needs a connection that is in no transaction: commit first")
+    before = database.autocommit
+    database.autocommit = True
+    try:
+        yield database
+    finally:
+        if not database.closed:
+            database.autocommit = before
+
+
+def _require_direct_connection(db: AnyConnection) -> None:
+    version = db.info.server_version
+    if version < LOWEST_SERVER_VERSION:
+        raise UsageError(
+            f"the server is PostgreSQL {version // 10000}.{version % 10000}, rowlock needs "
+            f"{LOWEST_SERVER_VERSION // 10000} or newer"
+        )
+    row = db.execute("SELECT pg_backend_pid()").fetchone()
+    if row is None or row[0] != db.info.backend_pid:
+        raise UsageError(
+            "this connection goes through a pooler, where a lock of the session may be left on "
+            "somebody else's: give rowlock migrate the server's own address"
+        )
+
+
+@contextmanager
+def _only_runner(db: AnyConnection) -> Generator[None]:
+    until = time.monotonic() + RUNNER_WAIT_SECONDS
+    while not _take_runner_lock(db):
+        if time.monotonic() > until:
+            raise Refused(
+                f"another migration has been running for {RUNNER_WAIT_SECONDS:g} s: look for the "
+                "application_name 'rowlock migrate' in pg_stat_activity"
+            )
+        time.sleep(RUNNER_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        if not db.closed:
+            db.execute("SELECT pg_advisory_unlock(%s)", [_RUNNER_LOCK])
+
+
+def _take_runner_lock(db: AnyConnection) -> bool:
+    row = db.execute("SELECT pg_try_advisory_lock(%s)", [_RUNNER_LOCK]).fetchone()
+    return row is not None and bool(row[0])
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _naming(migration: Migration) -> Generator[None]:
+    """Say which file an error of the server came from."""
+    try:
+        yield
+    except (pg.LockNotAvailable, psycopg.OperationalError):
+        raise
+    except pg.InsufficientPrivilege as problem:
+        raise Refused(
+            f"migration {migration.label}: {problem.diag.message_primary}: run rowlock migrate as "
+            "a superuser, or as a login that owns the database and has CREATEROLE"
+        ) from problem
+    except psycopg.Error as problem:
+        raise Refused(
+            f"migration {migration.label} failed and left nothing: {problem}"
+        ) from problem
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    """Turn what the server says about connections and rights into our errors."""
+    try:
+        yield
+    except pg.InsufficientPrivilege as problem:
+        raise Refused(
+            f"{problem.diag.message_primary}: log in as a member of rowlock_node, rowlock_operator, "
+            "rowlock_admin or rowlock_reader (to migrate: as the database's owner)"
+        ) from problem
+    except psycopg.OperationalError as problem:
+        raise Unavailable(
+            f"the connection to the database was lost: {problem}".strip()
+        ) from problem
