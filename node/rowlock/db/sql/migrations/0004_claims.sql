@@ -30,7 +30,7 @@ DECLARE
     v_kind text;
     v_row batch_partitions;
 BEGIN
-    IF p_slots < 1 THEN
+    IF v_want < 1 THEN
         RETURN;
     END IF;
     SELECT n.pool, n.jobs, n.only_execution INTO v_pool, v_jobs, v_only
@@ -46,7 +46,7 @@ BEGIN
         WHERE p.status = 'PENDING' AND p.ready AND p.alone
           AND e.pool = v_pool AND e.status = 'RUNNING' AND (v_only IS NULL OR e.execution_id = v_only)
           AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash));
-    IF v_alone AND NOT p_idle THEN
+    IF v_alone AND (NOT p_idle OR p_slots < 1) THEN
         RETURN;
     END IF;
     IF v_alone THEN
@@ -113,6 +113,7 @@ BEGIN
     FOREACH v_kind IN ARRAY CASE WHEN v_delivery[1] = 'AT_MOST_ONCE'
         THEN ARRAY['AT_MOST_ONCE', 'AT_LEAST_ONCE'] ELSE ARRAY['AT_LEAST_ONCE', 'AT_MOST_ONCE'] END
     LOOP
+        CONTINUE WHEN v_kind = 'AT_MOST_ONCE' AND p_slots < 1;  -- never prefetched
         LOOP
             v_ids := ARRAY(
                 SELECT p.id
