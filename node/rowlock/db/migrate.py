@@ -28,6 +28,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
+from rowlock.db.connect import connect, first_line
 from rowlock.errors import Refused, SchemaMismatch, Unavailable, UsageError
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,6 @@ LOCK_TIMEOUT_SECONDS: Final = 5
 LOCK_ATTEMPTS: Final = 5
 RUNNER_POLL_SECONDS: Final = 0.05
 RUNNER_WAIT_SECONDS: Final = 300.0
-CONNECT_SECONDS: Final = 10
 
 # "rowlock" and a zero in ASCII. Advisory locks are per database; nobody else's key looks like this.
 _RUNNER_LOCK: Final = int.from_bytes(b"rowlock\0")
@@ -287,15 +287,7 @@ def _record(db: AnyConnection, migration: Migration) -> None:
 def _connected(database: AnyConnection | str) -> Generator[AnyConnection]:
     """The connection in autocommit mode, as CREATE INDEX CONCURRENTLY and the waiting need it."""
     if isinstance(database, str):
-        try:
-            db = psycopg.connect(
-                database,
-                autocommit=True,
-                connect_timeout=CONNECT_SECONDS,
-                application_name="rowlock migrate",
-            )
-        except psycopg.OperationalError as problem:
-            raise Unavailable(f"the database cannot be reached: {problem}".strip()) from problem
+        db = connect(database, application_name="rowlock migrate")
         with db:
             yield db
         return
@@ -364,7 +356,7 @@ def _naming(migration: Migration) -> Generator[None]:
         ) from problem
     except psycopg.Error as problem:
         raise Refused(
-            f"migration {migration.label} failed and left nothing: {problem}"
+            f"migration {migration.label} failed and left nothing: {first_line(problem)}"
         ) from problem
 
 
@@ -380,5 +372,5 @@ def _explained() -> Generator[None]:
         ) from problem
     except psycopg.OperationalError as problem:
         raise Unavailable(
-            f"the connection to the database was lost: {problem}".strip()
+            f"the connection to the database was lost: {first_line(problem)}"
         ) from problem

@@ -1,0 +1,64 @@
+"""Fixtures for every test.
+
+postgres          the server of this run, with a migrated template (session)
+database          a database of its own with rowlock's schema
+empty_database    a database of its own without it
+private_database  as `database`, on a server that this test may stop, freeze or break
+"""
+
+from collections.abc import Generator
+
+import pytest
+
+from tests.support.postgres import Cluster, Database
+
+_LOG_START = pytest.StashKey[int]()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Generator[Cluster]:
+    cluster = Cluster.of_this_run()
+    try:
+        cluster.prepare()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def database(postgres: Cluster, request: pytest.FixtureRequest) -> Generator[Database]:
+    request.node.stash[_LOG_START] = postgres.log_size()
+    made = postgres.create()
+    yield made
+    postgres.drop(made.name)
+
+
+@pytest.fixture
+def empty_database(postgres: Cluster, request: pytest.FixtureRequest) -> Generator[Database]:
+    request.node.stash[_LOG_START] = postgres.log_size()
+    made = postgres.create(migrated=False)
+    yield made
+    postgres.drop(made.name)
+
+
+@pytest.fixture
+def private_database() -> Generator[Database]:
+    cluster = Cluster.private()
+    try:
+        cluster.prepare()
+        yield cluster.create()
+    finally:
+        cluster.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the server said during a test that failed."""
+    report = yield
+    start = item.stash.get(_LOG_START, None)
+    cluster = getattr(item, "funcargs", {}).get("postgres")
+    if report.failed and start is not None and isinstance(cluster, Cluster):
+        report.sections.append(("PostgreSQL log", cluster.log_since(start)[-8000:]))
+    return report
