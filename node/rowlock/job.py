@@ -38,6 +38,8 @@ __all__ = [
     "Outcome",
     "Retry",
     "has_finish",
+    "has_key",
+    "job_title",
     "summary_type",
     "type_arguments",
 ]
@@ -348,8 +350,8 @@ class Job(ABC, Generic[ParamsT, SliceT, ResultT]):
             return
         problems = [*_attribute_problems(cls), *_method_problems(cls), *_type_problems(cls)]
         if problems:
-            where = f"job class {cls.__module__}.{cls.__qualname__}"
-            raise JobDefinitionError("\n".join(f"{where}: {problem}" for problem in problems))
+            lines = [f"{job_title(cls)}: {problem}" for problem in problems]
+            raise JobDefinitionError("\n".join(lines))
 
 
 AnyJob: TypeAlias = Job[Any, Any, Any]
@@ -358,9 +360,19 @@ AnyJob: TypeAlias = Job[Any, Any, Any]
 _ROOT: Final[type] = Job
 
 
+def job_title(job: type) -> str:
+    """A job class for error messages."""
+    return f"job class {job.__module__}.{job.__qualname__}"
+
+
 def has_finish(job: type[AnyJob]) -> bool:
     """Whether the class has a `finish()` of its own."""
     return _definer(job, "finish") is not _ROOT
+
+
+def has_key(job: type[AnyJob]) -> bool:
+    """Whether the class has a `key()` of its own."""
+    return _definer(job, "key") is not _ROOT
 
 
 def type_arguments(job: type[AnyJob]) -> tuple[Any, Any, Any]:
@@ -506,6 +518,6 @@ def _evaluated(annotation: Any, namespace: dict[str, Any], cls: type) -> Any:
         return typing.get_type_hints(holder, namespace, include_extras=True)["return"]
     except Exception as error:
         raise JobDefinitionError(
-            f"job class {cls.__module__}.{cls.__qualname__}: cannot resolve the type "
-            f"{annotation!r} ({error}); define it at the top level of the module"
+            f"{job_title(cls)}: cannot resolve the type {annotation!r} ({error}); "
+            "define it at the top level of the module"
         ) from error

@@ -13,13 +13,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Final, TypeAlias
 
 from rowlock.errors import ContractError
 
-__all__ = ["DEPTH", "NUMBER_CHARS", "check_json", "child_path", "text_problem"]
+__all__ = [
+    "CHECKPOINT_BYTES",
+    "DEPTH",
+    "KEY_BYTES",
+    "NUMBER_CHARS",
+    "PARAMETERS_BYTES",
+    "RESULT_BYTES",
+    "SLICE_BYTES",
+    "SUMMARY_BYTES",
+    "check_json",
+    "child_path",
+    "path_text",
+    "text_problem",
+]
+
+# Limits of the UTF-8 text of each payload, white space between tokens not counted.
+PARAMETERS_BYTES: Final = 262_144
+SLICE_BYTES: Final = 65_536
+RESULT_BYTES: Final = 262_144
+SUMMARY_BYTES: Final = 262_144
+CHECKPOINT_BYTES: Final = 262_144
+KEY_BYTES: Final = 512
 
 DEPTH: Final = 32
 """How deep objects and lists may be nested."""
@@ -78,6 +99,14 @@ def child_path(path: str, part: str | int) -> str:
     return f"{path}.{shown}" if _IDENTIFIER.fullmatch(part) else f"{path}[{json.dumps(shown)}]"
 
 
+def path_text(parts: Iterable[str | int]) -> str:
+    """The path that leads through these fields and items from the root."""
+    path = "$"
+    for part in parts:
+        path = child_path(path, part)
+    return path
+
+
 def text_problem(text: str) -> str:
     """Why PostgreSQL cannot hold the text; empty if it can."""
     if "\0" in text:
@@ -118,7 +147,7 @@ class _Unusual(Exception):
     """The text needs the closer look."""
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise _Unusual
@@ -142,7 +171,7 @@ def _constant(token: str) -> float:
 
 
 _QUICK: Final = json.JSONDecoder(
-    object_pairs_hook=_object,
+    object_pairs_hook=_unique_fields,
     parse_int=_integer,
     parse_float=_float,
     parse_constant=_constant,
