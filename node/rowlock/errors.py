@@ -193,8 +193,14 @@ class Stopped(BaseException):
     """
 
 
-def near_names(name: str, known: Iterable[str], *, limit: int = 3) -> tuple[str, ...]:
-    """The known names that a person who typed `name` may have meant, best first."""
+def near_names(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> tuple[str, ...]:
+    """At most three known names that a person who typed `name` may have meant, best first.
+
+    Args:
+        name: What was typed.
+        known: The names that exist.
+        cutoff: How alike they must be, 0 to 1.
+    """
     import difflib  # only a command that has already failed pays for it
 
-    return tuple(difflib.get_close_matches(name, list(known), n=limit, cutoff=0.5))
+    return tuple(difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff))

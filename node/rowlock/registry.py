@@ -70,12 +70,11 @@ class Registry:
             JobDefinitionError: Two classes have the same name, or a class is not complete.
         """
         self._definitions: dict[str, Definition] = {}
-        for cls in dict.fromkeys(jobs):  # a class that is found twice is one job
+        for cls in jobs:
             self._add(cls)
 
-    @classmethod
-    def load(cls, imports: Sequence[str] = ()) -> Registry:
-        """Find the jobs of installed packages and of these modules.
+    def load(self, imports: Sequence[str] = ()) -> Registry:
+        """Add the jobs of installed packages and of these modules, and return the registry.
 
         Args:
             imports: What `--import` names: `package.module` or `package.module:Class`. Modules in
@@ -90,7 +89,10 @@ class Registry:
             *((point.value, _origin(point)) for point in metadata.entry_points(group=GROUP)),
             *((value, f"--import {value}") for value in imports),
         ]
-        return cls(job for value, origin in sources for job in _classes(value, origin))
+        for value, origin in sources:
+            for cls in _classes(value, origin):
+                self._add(cls)
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -121,11 +123,12 @@ class Registry:
         return self.definition(name).job
 
     def _add(self, cls: type[AnyJob]) -> None:
-        made = define(cls)
-        other = self._definitions.setdefault(made.name, made)
-        if other is not made:
+        known = self._definitions.get(cls.name)
+        if known is None:
+            self._definitions[cls.name] = define(cls)
+        elif type(known.job) is not cls:  # a class that is found twice is one job
             raise JobDefinitionError(
-                f"two jobs are named {made.name!r}: {job_title(type(other.job))} and "
+                f"two jobs are named {cls.name!r}: {job_title(type(known.job))} and "
                 f"{job_title(cls)}; rename one"
             )
 
