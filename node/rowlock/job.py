@@ -222,6 +222,9 @@ class Context(ABC, Generic[ParamsT_co]):
     def save(self, state: object) -> None:
         """Save a checkpoint: any JSON value up to 256 KiB, read back as `ctx.checkpoint`.
 
+        In the loop of `ctx.chunks` the state is saved together with the checkpoint of the chunk,
+        when the body has run or its transaction commits, so that the two always agree.
+
         Raises:
             ContractError: The state cannot be kept as JSON without loss.
             Stopped: The attempt is asked to stop; this state has been saved.

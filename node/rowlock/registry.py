@@ -133,20 +133,17 @@ class Registry:
             )
 
 
-def define(cls: type[AnyJob]) -> Definition:
-    """Make the one instance of a job class and its codecs.
+def define(cls: type[AnyJob], job: AnyJob | None = None) -> Definition:
+    """Make the codecs of a job class and, if it is not given, its one instance.
 
     Raises:
         JobDefinitionError: The class cannot be made without arguments, or a type is no contract.
     """
+    if not hasattr(cls, "name"):
+        raise JobDefinitionError(f"{job_title(cls)}: has no name, so it is abstract; give it one")
     types = codecs(cls)
-    try:
-        job = cls()
-    except Exception as error:
-        raise JobDefinitionError(
-            f"{job_title(cls)}: cannot be made: {type(error).__name__}: {error}; "
-            "give __init__ no required arguments"
-        ) from error
+    if job is None:
+        job = _instance(cls)
     schemas = types.schemas()
     return Definition(
         name=cls.name,
@@ -159,6 +156,16 @@ def define(cls: type[AnyJob]) -> Definition:
         contract_hash=contract_hash(schemas),
         policy=MappingProxyType(cls.policy()),
     )
+
+
+def _instance(cls: type[AnyJob]) -> AnyJob:
+    try:
+        return cls()
+    except Exception as error:
+        raise JobDefinitionError(
+            f"{job_title(cls)}: cannot be made: {type(error).__name__}: {error}; "
+            "give __init__ no required arguments"
+        ) from error
 
 
 def _make_current_directory_importable() -> None:
