@@ -57,8 +57,8 @@ class Store:
         self._run(
             "SELECT rowlock.register(%s, %s, %s, %s, %s, %s, %s, %s)",
             (
-                *(node, name, pool, slots, json.dumps(jobs), only_execution),
-                *(json.dumps(labels or {}), version),
+                *(node, name, pool, slots, json.dumps(dict(jobs)), only_execution),
+                *(json.dumps(dict(labels or {})), version),
             ),
         )
 
@@ -74,7 +74,7 @@ class Store:
         """Publish what a job accepts, for launches that do not have its code."""
         self._run(
             "SELECT rowlock.publish_contract(%s, %s, %s, %s, %s)",
-            (job, contract_hash, json.dumps(schemas), json.dumps(policy), delivery),
+            (job, contract_hash, json.dumps(dict(schemas)), json.dumps(dict(policy)), delivery),
         )
 
     def beat(
@@ -158,8 +158,11 @@ class Store:
     ) -> tuple[dict[int, str], list[Claim]]:
         """Both in one transaction and one round trip: what a busy node does all the time.
 
-        After any error of it nothing was written; send the completions again alone.
+        Without completions it only claims. After any error of it nothing was written; send the
+        completions again alone.
         """
+        if not completions:
+            return {}, self.claim(node, slots=slots, prefetch=prefetch, idle=idle, seed=seed)
         with self.connection.pipeline():
             done = self.connection.execute(_COMPLETE, _complete_arguments(node, completions))
             taken = self.connection.execute(_CLAIM, (node, slots, prefetch, idle, seed))
@@ -219,7 +222,7 @@ class Store:
         return bool(
             self._value(
                 "SELECT rowlock.record_evidence(%s, %s, %s)",
-                (partition, token, json.dumps(evidence)),
+                (partition, token, json.dumps(dict(evidence))),
             )
         )
 
@@ -259,9 +262,9 @@ class Store:
             "SELECT execution_id, outcome FROM rowlock.request_execution("
             "%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
             (
-                *(execution, job, contract_hash, json.dumps(policy), delivery, instance_key),
+                *(execution, job, contract_hash, json.dumps(dict(policy)), delivery, instance_key),
                 *(launch_key, parameters, pool, priority, adopt_after_seconds),
-                json.dumps(requester or {}),
+                json.dumps(dict(requester or {})),
             ),
         )
         return execution_id, outcome

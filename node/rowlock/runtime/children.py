@@ -31,6 +31,12 @@ class Children:
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._started: list[subprocess.Popen[bytes]] = []
+        # A process that becomes a supervisor late may have children that are none of its business.
+        self._earlier = {
+            (process.pid, process.started)
+            for process in processes.table().values()
+            if process.parent == os.getpid()
+        }
 
     def spawn(
         self,
@@ -103,7 +109,10 @@ class Children:
         return [
             process
             for process in processes.table().values()
-            if process.parent == me and process.session != session and process.pid not in own
+            if process.parent == me
+            and process.session != session
+            and process.pid not in own
+            and (process.pid, process.started) not in self._earlier
         ]
 
 

@@ -219,6 +219,7 @@ $$;
 -- The end of one attempt without a result. p_kind says what happened:
 --   retry      a failure: again after p_delay_seconds, unless max_attempts is reached
 --   never      a failure that no retry can mend
+--   unstarted  the same, before author code began: an AT_MOST_ONCE start is taken back
 --   unknown    AT_MOST_ONCE work that was cut off: outcome unknown
 --   later      no failure: the author asked for another time
 -- Answers 'retry', 'failed', 'cancelled' or 'lost'; a repetition gets the answer of the first.
@@ -255,7 +256,7 @@ BEGIN
 
     v_failures := v_row.failures + (p_kind <> 'later')::integer;
     IF v_row.delivery = 'AT_MOST_ONCE'  -- guard: AT_MOST_ONCE work is never retried
-       OR p_kind IN ('never', 'unknown')
+       OR p_kind IN ('never', 'unstarted', 'unknown')
        OR (p_kind = 'retry' AND v_failures >= (v_execution.policy ->> 'max_attempts')::integer) THEN
         v_answer := 'failed';
     ELSIF v_execution.status <> 'RUNNING' THEN  -- guard: nothing becomes PENDING in an execution that ends
@@ -276,8 +277,15 @@ BEGIN
         started_at = CASE WHEN v_answer <> 'retry' THEN p.started_at END,
         ended_at = CASE WHEN v_answer <> 'retry' THEN v_now END,
         last_error = p_error || jsonb_build_object('attempt', p.claims)
-            || CASE WHEN p_kind = 'unknown' THEN '{"outcome": "unknown"}'::jsonb ELSE '{}' END
+            || CASE p_kind WHEN 'unknown' THEN '{"outcome": "unknown"}'::jsonb
+               WHEN 'unstarted' THEN '{"outcome": "not started"}' ELSE '{}' END
     WHERE p.id = p_id;
+    IF p_kind = 'unstarted' THEN
+        DELETE FROM batch_starts s
+        WHERE s.job_name = v_execution.job_name AND s.instance_key = v_execution.instance_key
+          AND s.step = v_row.step AND s.partition_key = v_row.partition_key
+          AND s.claim_token = p_token;
+    END IF;
     IF v_answer <> 'retry' THEN
         PERFORM rowlock._count(v_row.execution_id, v_row.step, p_node, 0,
                                (v_answer = 'failed')::integer, (v_answer = 'cancelled')::integer);

@@ -1,0 +1,796 @@
+"""The attempts of a node: from the claim to the write that ends it.
+
+The pipeline of one attempt, from top to bottom:
+
+    claim → (queue) → send → [ready → go] → answer → write under the token → forget
+
+Everything here happens on the main thread. An attempt is *live* until its end is decided, then
+*settling* until the database has answered the write that says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import Any, Final
+from uuid import UUID
+
+from rowlock.db.store import Store
+from rowlock.protocol.backoff import delay_seconds
+from rowlock.protocol.model import Claim, Completion, ExecutionFacts
+from rowlock.protocol.prefetch import Pace
+from rowlock.runtime.host import Host
+from rowlock.runtime.link import TRANSIENT
+from rowlock.runtime.messages import (
+    Checkpoint,
+    CommitUnknown,
+    Completed,
+    Failed,
+    Go,
+    Lost,
+    Message,
+    Progress,
+    Ready,
+    Reply,
+    Run,
+    Stop,
+    Stopped,
+)
+from rowlock.runtime.pool import Executor, Pool
+
+log = logging.getLogger(__name__)
+
+COMPLETIONS_MAX: Final = 500
+"""Completions in one statement."""
+PIPELINE_MAX: Final = 8
+"""Attempts one executor is given at a time, where they take milliseconds."""
+PIPELINE_SECONDS_MAX: Final = 0.005
+FACTS_MAX: Final = 64
+FROZEN_SECONDS_MAX: Final = 600.0
+"""How long frozen work waits for the database before it is given up (design: 10 minutes)."""
+INFRASTRUCTURE_DELAY_SECONDS: Final = 1.0
+"""Wait before work is tried again that lost its database connection; doubled by jitter."""
+
+
+class Ending(Enum):
+    """Why an executor was killed, which decides what becomes of its attempt."""
+
+    TIMEOUT = "it ran longer than timeout_seconds"
+    CANCEL = "its execution was cancelled"
+    DRAIN = "its node was drained"
+    HAND_BACK = "author code had not begun"
+    LOST = "its claim was gone"
+    FROZEN = "it was frozen for too long without an answer of the database"
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One try at running a claimed partition."""
+
+    number: int
+    node_id: UUID
+    claim: Claim
+    facts: ExecutionFacts
+    executor: Executor[Attempt] | None = None
+    sent_at: float | None = None
+    seconds: float | None = None
+    """How long it ran, once it has ended."""
+    began: bool = False
+    """Author code may have begun."""
+    stop_by: float | None = None
+    ending: Ending | None = None
+    orphan: bool = False
+    """AT_MOST_ONCE work whose node was removed: it runs on, nothing of it is accepted."""
+    missing: bool = False
+    """The last comparison with the database did not show its claim."""
+    progress: tuple[int, int | None] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """The fields that log lines about this attempt carry."""
+        return {
+            "execution": str(self.claim.execution_id),
+            "job": self.facts.job,
+            "partition": self.claim.key,
+            "partition_id": self.claim.id,
+            "attempt": self.claim.claims,
+            "token": str(self.claim.token),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What came of an exchange."""
+
+    outcomes: dict[int, str]
+    claims: list[Claim]
+    facts: dict[UUID, ExecutionFacts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchange:
+    """Completions to send and partitions to claim, carried out on the work connection."""
+
+    node_id: UUID
+    completions: list[Completion]
+    slots: int
+    prefetch: int
+    idle: bool
+    seed: int
+    known: frozenset[UUID]
+
+    @property
+    def claims(self) -> bool:
+        return bool(self.slots or self.prefetch)
+
+    def run(self, store: Store) -> _Answer:
+        outcomes: dict[int, str] = {}
+        claims: list[Claim] = []
+        if not self.claims:
+            outcomes = store.complete(self.node_id, self.completions)
+        else:
+            outcomes, claims = store.complete_and_claim(
+                self.node_id,
+                self.completions,
+                slots=self.slots,
+                prefetch=self.prefetch,
+                idle=self.idle,
+                seed=self.seed,
+            )
+        facts: dict[UUID, ExecutionFacts] = {}
+        for execution in {claim.execution_id for claim in claims} - self.known:
+            found = store.execution_of(execution)
+            if found is not None:
+                facts[execution] = found
+        return _Answer(outcomes=outcomes, claims=claims, facts=facts)
+
+
+class Attempts:
+    """All attempts of a node over the slots of its pool."""
+
+    def __init__(self, host: Host, pool: Pool[Attempt], slots: int) -> None:
+        self._host = host
+        self._pool = pool
+        self._executors = pool.executors[:slots]
+        self._live: dict[int, Attempt] = {}
+        self._queue: deque[Attempt] = deque()
+        self._completed: deque[tuple[Attempt, Completion]] = deque()
+        self._settling: dict[int, UUID] = {}
+        self._facts: OrderedDict[UUID, ExecutionFacts] = OrderedDict()
+        self._pace = Pace()
+        self._exchanging = False
+        self._apart = False
+        """After an error of the joint statement completions are sent alone."""
+        self._singly = False
+        """...and if they are refused alone too, one by one, to find the one that is."""
+        self._synced = False
+        """What this node holds was compared with the database since the last connection."""
+        self._comparing = False
+        self.claimable = False
+        """A level: work may wait that this node may claim."""
+        self._drain_by: float | None = None
+
+    # -- what the node asks --------------------------------------------------------------------
+
+    @property
+    def load(self) -> int:
+        """Attempts that occupy a slot."""
+        return sum(1 for executor in self._executors if executor.work)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is claimed, running or waiting for an answer of the database."""
+        return not (self._live or self._settling or self._completed or self._exchanging)
+
+    @property
+    def executions(self) -> set[UUID]:
+        """The executions of the live attempts."""
+        return {attempt.claim.execution_id for attempt in self._live.values()}
+
+    @property
+    def orphans(self) -> tuple[dict[str, Any], ...]:
+        """AT_MOST_ONCE attempts of an earlier incarnation that still run here."""
+        return tuple(
+            {"partition_id": attempt.claim.id, "token": str(attempt.claim.token)}
+            for attempt in self._live.values()
+            if attempt.orphan
+        )
+
+    @property
+    def has_results_waiting(self) -> bool:
+        """Whether something waits for the database."""
+        return bool(self._completed or self._settling)
+
+    def turn(self, now: float) -> None:
+        """Do all that is due."""
+        self._enforce_times(now)
+        if self._host.lease_holds:
+            self._dispatch(now)
+        self._exchange()
+
+    def on_message(self, executor: Executor[Attempt], message: Message, now: float) -> None:
+        """Take in an answer of an executor."""
+        number: int | None = getattr(message, "attempt", None)
+        attempt = self._live.get(number) if number is not None else None
+        if attempt is None or attempt.executor is not executor:
+            return  # the attempt was given up meanwhile
+        match message:
+            case Ready():
+                self._decide_go(attempt)
+            case Progress(done=done, total=total):
+                attempt.progress = (done, total)
+            case Checkpoint():
+                self._write_checkpoint(attempt, message)
+            case Completed(result=result, committed=committed):
+                self._answered(attempt, now)
+                self._complete(attempt, result, committed=committed)
+            case Failed():
+                self._answered(attempt, now)
+                self._fail(attempt, message)
+            case Stopped():
+                self._answered(attempt, now)
+                self._stopped(attempt)
+            case Lost():
+                self._answered(attempt, now)
+                self._forget_lost(attempt)
+            case CommitUnknown():
+                self._answered(attempt, now)
+                self._find_out(attempt)
+            case _:
+                log.error("unexpected message %s", message, extra={"event": "protocol_error"})
+
+    def on_executor_end(self, work: list[Attempt], how: str, now: float) -> None:
+        """An executor is gone: its first attempt ran, the others had not begun."""
+        for position, attempt in enumerate(work):
+            if attempt.number not in self._live:
+                continue
+            if position == 0:
+                self._cut_off(attempt, how, now)
+            else:
+                attempt.executor, attempt.sent_at = None, None
+                if attempt.stop_by is not None or self._host.draining:
+                    self._release([attempt], unstarted=True)
+                else:
+                    self._queue.appendleft(attempt)
+
+    # -- claims --------------------------------------------------------------------------------
+
+    def _exchange(self) -> None:
+        """Send completions and claim more, in one transaction, whenever there is reason to."""
+        if self._exchanging or not self._host.registered:
+            return
+        batch: list[tuple[Attempt, Completion]] = []
+        limit = 1 if self._singly else COMPLETIONS_MAX
+        while self._completed and len(batch) < limit:
+            batch.append(self._completed.popleft())
+        slots, prefetch = (0, 0) if self._apart else self._wanted()
+        if not batch and not slots and not prefetch:
+            self._apart = False
+            return
+        self._exchanging = True
+        exchange = _Exchange(
+            node_id=self._host.node_id,
+            completions=[completion for _, completion in batch],
+            slots=slots,
+            prefetch=prefetch,
+            idle=not self._live and not batch,
+            seed=self._host.rng.getrandbits(62),
+            known=frozenset(self._facts),
+        )
+        self._host.work.ask(
+            exchange.run,
+            lambda answer: self._exchanged(exchange, batch, answer),
+            lambda error: self._exchange_failed(exchange, batch, error),
+        )
+
+    def _exchanged(
+        self, exchange: _Exchange, batch: list[tuple[Attempt, Completion]], answer: _Answer
+    ) -> None:
+        self._exchanging = False
+        self._apart = False
+        self._singly = self._singly and bool(self._completed)
+        for attempt, completion in batch:
+            self._settled(attempt, answer.outcomes.get(completion.id, "lost"))
+        if exchange.claims:
+            self._remember(answer.facts, answer.claims)
+            self._host.metrics.polled("claimed" if answer.claims else "empty")
+            # A short claim is repeated at once; an empty one waits for the next sign of work. One
+            # that only looked for work to keep ready proves nothing about rows that need a slot.
+            self.claimable = bool(answer.claims) or (self.claimable and not exchange.slots)
+            self._take(exchange.node_id, answer.claims)
+
+    def _exchange_failed(
+        self, exchange: _Exchange, batch: list[tuple[Attempt, Completion]], error: Exception
+    ) -> None:
+        self._exchanging = False
+        if exchange.node_id == self._host.node_id:
+            self._completed.extendleft(reversed(batch))
+        else:
+            self._give_up(batch)
+        if exchange.claims:
+            self._host.metrics.polled("error")
+            self._synced = False  # it may have claimed; only the database knows what
+            self._apart = True
+        if not isinstance(error, TRANSIENT):
+            self.claimable = False  # until the next beat: a mistake must not become a storm
+            if not exchange.claims:
+                self._refused(batch, error)
+
+    def _wanted(self) -> tuple[int, int]:
+        """How many partitions to claim for free slots, and how many to keep ready."""
+        if not (self.claimable and self._synced and self._host.lease_holds):
+            return 0, 0
+        # An attempt that is to be alone was claimed by an idle node: it is the only one.
+        if self._host.draining or any(a.claim.alone for a in islice(self._live.values(), 1)):
+            return 0, 0
+        free = sum(1 for executor in self._executors if executor.ready and not executor.work)
+        slots = max(0, free - len(self._queue))
+        ahead = self._pace.prefetch(len(self._executors))
+        spare = max(0, len(self._queue) - free)
+        prefetch = ahead - spare if spare * 2 <= ahead else 0
+        return slots, max(0, prefetch)
+
+    def _take(self, node_id: UUID, claims: list[Claim]) -> None:
+        self._host.metrics.claims.inc(len(claims))
+        taken: list[Attempt] = []
+        for claim in claims:
+            facts = self._facts[claim.execution_id]
+            number = next(self._host.numbers)
+            attempt = Attempt(number=number, node_id=node_id, claim=claim, facts=facts)
+            self._live[number] = attempt
+            taken.append(attempt)
+            log.debug("claimed", extra={"event": "partition_claimed", **attempt.describe()})
+        if node_id != self._host.node_id:
+            for attempt in taken:  # the incarnation that claimed was removed meanwhile
+                del self._live[attempt.number]
+            return
+        if taken and (self._host.draining or not self._host.lease_holds):
+            self._release(taken, unstarted=True)
+            return
+        # What has its slot already goes first; larger weights were claimed first.
+        self._queue.extend(sorted(taken, key=lambda attempt: not attempt.claim.started))
+
+    def _remember(self, facts: dict[UUID, ExecutionFacts], claims: list[Claim]) -> None:
+        self._facts.update(facts)
+        if len(self._facts) <= FACTS_MAX:
+            return
+        in_use = self.executions | {claim.execution_id for claim in claims}
+        for execution in list(self._facts):
+            if len(self._facts) <= FACTS_MAX:
+                break
+            if execution not in in_use:
+                del self._facts[execution]
+
+    # -- running -------------------------------------------------------------------------------
+
+    def _dispatch(self, now: float) -> None:
+        if not self._queue:
+            return
+        pace = self._pace.mean_seconds
+        depth = PIPELINE_MAX if pace is not None and pace < PIPELINE_SECONDS_MAX else 1
+        for room in range(depth):
+            for executor in self._executors:
+                if not self._queue:
+                    return
+                if executor.ready and len(executor.work) == room and self._may_join(executor):
+                    self._send(executor, self._queue.popleft(), now)
+
+    def _may_join(self, executor: Executor[Attempt]) -> bool:
+        """AT_MOST_ONCE and suspected work is never behind or before other work."""
+        if self._pool_is_frozen(executor):
+            return False
+        if not executor.work:
+            return True
+        head = self._queue[0].claim
+        return not (head.at_most_once or head.lost) and not any(
+            a.claim.at_most_once or a.claim.lost for a in executor.work
+        )
+
+    def _pool_is_frozen(self, executor: Executor[Attempt]) -> bool:
+        return self._host.board.frozen(executor.index)
+
+    def _send(self, executor: Executor[Attempt], attempt: Attempt, now: float) -> None:
+        claim = attempt.claim
+        attempt.executor = executor
+        attempt.sent_at = now
+        attempt.began = not claim.at_most_once
+        # On the board before it is sent: the lease may end between the two.
+        self._pool.give(executor, attempt, freezable=not claim.at_most_once)
+        self._pool.send(
+            executor,
+            Run(
+                attempt=attempt.number,
+                job=attempt.facts.job,
+                execution_id=str(claim.execution_id),
+                instance_key=attempt.facts.instance_key,
+                step=claim.step,
+                partition_id=claim.id,
+                key=claim.key,
+                claim_token=str(claim.token),
+                attempt_number=claim.claims,
+                slice=claim.slice,
+                parameters=attempt.facts.parameters,
+                checkpoint=claim.checkpoint,
+                handshake=claim.at_most_once,
+            ),
+        )
+
+    def _decide_go(self, attempt: Attempt) -> None:
+        executor = attempt.executor
+        assert executor is not None
+        if self._host.lease_holds and not self._host.draining and attempt.stop_by is None:
+            attempt.began = True
+            self._pool.send(executor, Go(attempt=attempt.number))
+        else:
+            self._end(attempt, Ending.HAND_BACK)
+
+    def _write_checkpoint(self, attempt: Attempt, message: Checkpoint) -> None:
+        claim, executor = attempt.claim, attempt.executor
+        assert executor is not None
+        node_id = attempt.node_id
+
+        def done(written: bool) -> None:
+            if not written:
+                self._host.metrics.fenced_writes.inc()
+                log.warning(
+                    "checkpoint refused: the claim is gone",
+                    extra={"event": "write_fenced", **attempt.describe()},
+                )
+            if attempt.executor is executor:
+                self._pool.send(executor, Reply(request=message.request, ok=written))
+
+        self._host.work.tell(
+            lambda store: store.checkpoint(node_id, claim.id, claim.token, message.checkpoint), done
+        )
+
+    def _enforce_times(self, now: float) -> None:
+        for executor in self._executors:
+            if not executor.work:
+                continue
+            attempt = executor.work[0]
+            if attempt.ending is not None or attempt.sent_at is None:
+                continue
+            limit = attempt.facts.policy.get("timeout_seconds")
+            if limit is not None and now - attempt.sent_at > limit and not attempt.orphan:
+                self._host.metrics.timeouts.inc()
+                self._end(attempt, Ending.TIMEOUT)
+            elif attempt.stop_by is not None and now > attempt.stop_by:
+                self._end(attempt, Ending.DRAIN if self._host.draining else Ending.CANCEL)
+
+    def _end(self, attempt: Attempt, ending: Ending) -> None:
+        """Kill the executor of an attempt; what becomes of it is decided when the executor is gone."""
+        if attempt.ending is None or ending is Ending.LOST:
+            attempt.ending = ending
+        if attempt.executor is not None:
+            log.log(
+                logging.DEBUG if ending is Ending.HAND_BACK else logging.WARNING,
+                "ending an attempt: %s",
+                ending.value,
+                extra={"event": "attempt_ended", "reason": ending.name, **attempt.describe()},
+            )
+            self._pool.kill(attempt.executor)
+
+    def _cut_off(self, attempt: Attempt, how: str, now: float) -> None:
+        """The executor of a running attempt is gone."""
+        ending, claim = attempt.ending, attempt.claim
+        seconds = attempt.seconds = now - (attempt.sent_at or now)
+        if ending is None:
+            self._host.metrics.executor_deaths.inc()
+            log.error(
+                "an executor died: %s", how, extra={"event": "executor_died", **attempt.describe()}
+            )
+        if attempt.orphan or ending is Ending.LOST:
+            self._forget(attempt)
+        elif not attempt.began or ending is Ending.HAND_BACK:
+            self._release([attempt], unstarted=True)
+        elif ending in {Ending.CANCEL, Ending.DRAIN, Ending.FROZEN} and not claim.at_most_once:
+            self._release([attempt], unstarted=False)
+        else:
+            reason = ending.value if ending is not None else f"its executor died: {how}"
+            kind = {None: "ExecutorDied", Ending.TIMEOUT: "TimeoutError"}.get(ending, "Interrupted")
+            error = json.dumps(
+                {"type": kind, "message": f"{reason} (after {seconds:.1f} s)", "traceback": ""}
+            )
+            self._write_failure(
+                attempt,
+                error,
+                kind="unknown" if claim.at_most_once else "retry",
+                delay=self._backoff(attempt),
+            )
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def _answered(self, attempt: Attempt, now: float) -> None:
+        executor = attempt.executor
+        assert executor is not None
+        assert attempt.sent_at is not None
+        attempt.seconds = now - attempt.sent_at
+        self._pace.note(attempt.seconds)
+        self._pool.taken_back(executor, attempt)
+        if executor.work:
+            executor.work[0].sent_at = now
+
+    def _complete(self, attempt: Attempt, result: str | None, *, committed: bool) -> None:
+        del self._live[attempt.number]
+        if attempt.orphan:
+            self._keep_evidence(attempt, {"outcome": "completed", "result": _value(result)})
+        elif committed:
+            self._note_end(attempt, "completed")
+        else:
+            completion = Completion(id=attempt.claim.id, token=attempt.claim.token, result=result)
+            self._settling[attempt.claim.id] = attempt.claim.token
+            self._completed.append((attempt, completion))
+
+    def _fail(self, attempt: Attempt, message: Failed) -> None:
+        claim = attempt.claim
+        if attempt.orphan:
+            del self._live[attempt.number]
+            self._keep_evidence(attempt, {"outcome": "failed", "error": _value(message.error)})
+            return
+        kind, delay = "retry", self._backoff(attempt)
+        if not message.started:
+            self._host.metrics.rejected("slice")
+            kind, delay = "unstarted", 0.0
+        elif message.retry == "never":
+            kind, delay = "never", 0.0
+        elif message.retry == "later":
+            kind, delay = "later", message.delay_seconds or 0.0
+        elif message.retry == "infrastructure" and not claim.at_most_once:
+            draw = self._host.rng.random()
+            kind, delay = "later", INFRASTRUCTURE_DELAY_SECONDS * (1 + draw)
+        self._write_failure(attempt, message.error, kind=kind, delay=delay)
+
+    def _backoff(self, attempt: Attempt) -> float:
+        return delay_seconds(
+            attempt.facts.policy,
+            failures=attempt.claim.failures + 1,
+            draw=self._host.rng.random(),
+        )
+
+    def _write_failure(self, attempt: Attempt, error: str, *, kind: str, delay: float) -> None:
+        claim, node_id = attempt.claim, attempt.node_id
+        self._settle(
+            attempt,
+            lambda store: store.fail(
+                node_id, claim.id, claim.token, error=error, kind=kind, delay_seconds=delay
+            ),
+        )
+
+    def _release(self, attempts: list[Attempt], *, unstarted: bool) -> None:
+        node_id = attempts[0].node_id
+        claims = [(attempt.claim.id, attempt.claim.token) for attempt in attempts]
+        for attempt in attempts:
+            self._live.pop(attempt.number, None)
+            self._settling[attempt.claim.id] = attempt.claim.token
+
+        def done(outcomes: dict[int, str]) -> None:
+            for attempt in attempts:
+                self._settled(attempt, outcomes.get(attempt.claim.id, "lost"))
+
+        self._host.work.tell(
+            lambda store: store.release(node_id, claims, unstarted=unstarted), done
+        )
+
+    def _stopped(self, attempt: Attempt) -> None:
+        if attempt.claim.at_most_once:  # it cannot start again, but its outcome is known
+            error = {"type": "Stopped", "message": "it stopped early because it was asked to"}
+            self._write_failure(attempt, json.dumps(error), kind="never", delay=0.0)
+        else:
+            self._release([attempt], unstarted=False)
+
+    def _find_out(self, attempt: Attempt) -> None:
+        """The COMMIT of a transaction had no answer: only a fenced write may say *not committed*."""
+        if attempt.claim.at_most_once:
+            error = {"type": "CommitUnknown", "message": "the connection broke during COMMIT"}
+            self._write_failure(attempt, json.dumps(error), kind="unknown", delay=0.0)
+        else:
+            self._release([attempt], unstarted=False)
+
+    def _settle(self, attempt: Attempt, write: Callable[[Store], str]) -> None:
+        self._live.pop(attempt.number, None)
+        self._settling[attempt.claim.id] = attempt.claim.token
+        self._host.work.tell(write, lambda outcome: self._settled(attempt, outcome))
+
+    def _settled(self, attempt: Attempt, outcome: str) -> None:
+        """The database has answered the write that ends an attempt."""
+        if self._settling.get(attempt.claim.id) == attempt.claim.token:
+            del self._settling[attempt.claim.id]
+        if outcome == "lost":
+            self._count_fenced(attempt)
+        else:
+            self._note_end(attempt, {"retry": "retried"}.get(outcome, outcome))
+
+    def _note_end(self, attempt: Attempt, outcome: str) -> None:
+        self._host.metrics.ended(attempt.facts.job, outcome, attempt.seconds)
+        log.log(
+            logging.DEBUG if outcome == "completed" else logging.INFO,
+            "partition %s: %s",
+            attempt.claim.key,
+            outcome,
+            extra={"event": f"partition_{outcome}", **attempt.describe()},
+        )
+
+    def _count_fenced(self, attempt: Attempt) -> None:
+        self._host.metrics.fenced_writes.inc()
+        self._host.metrics.ended(attempt.facts.job, "fenced")
+        log.warning(
+            "a late write changed nothing: the claim is gone",
+            extra={"event": "write_fenced", **attempt.describe()},
+        )
+
+    def _forget(self, attempt: Attempt) -> None:
+        self._live.pop(attempt.number, None)
+
+    def _forget_lost(self, attempt: Attempt) -> None:
+        self._forget(attempt)
+        self._count_fenced(attempt)
+
+    def _keep_evidence(self, attempt: Attempt, evidence: dict[str, Any]) -> None:
+        """AT_MOST_ONCE work ended after its claim was taken away: a person will want to know."""
+        claim = attempt.claim
+        self._count_fenced(attempt)
+        self._host.work.tell(lambda store: store.record_evidence(claim.id, claim.token, evidence))
+
+    def _refused(self, batch: list[tuple[Attempt, Completion]], error: Exception) -> None:
+        """The database will never take this completion; the attempt fails with the reason."""
+        if len(batch) > 1:
+            self._singly = True
+            return
+        attempt, _ = self._completed.popleft()
+        text = json.dumps(
+            {"type": type(error).__name__, "message": f"the result was refused: {error}"}
+        )
+        self._write_failure(attempt, text, kind="never", delay=0.0)
+
+    # -- agreeing with the database ------------------------------------------------------------
+
+    def on_connected(self) -> None:
+        """The work connection is new: the answers of the old one may be lost."""
+        self._synced = False
+
+    def compare(self) -> None:
+        """Compare what this node believes to hold with what the database says it holds."""
+        if self._comparing or not self._host.registered:
+            return
+        self._comparing = True
+        node_id = self._host.node_id
+
+        def done(held: dict[int, UUID]) -> None:
+            self._comparing = False
+            if node_id == self._host.node_id:
+                self._synced = True
+                self._reconcile(held)
+
+        def failed(_error: Exception) -> None:
+            self._comparing = False
+
+        self._host.work.ask(lambda store: store.claims_of(node_id), done, failed)
+
+    @property
+    def needs_comparing(self) -> bool:
+        """Whether nothing can be claimed or thawed before `compare`."""
+        frozen = any(self._pool_is_frozen(executor) for executor in self._executors)
+        return not self._exchanging and (not self._synced or (frozen and self._host.lease_holds))
+
+    def _reconcile(self, held: dict[int, UUID]) -> None:
+        mine = {a.claim.id: a for a in self._live.values() if not a.orphan}
+        # A repetition of the last claim's lost reply: author code cannot have begun.
+        unknown = [
+            (partition, token)
+            for partition, token in held.items()
+            if self._settling.get(partition) != token
+            and (partition not in mine or mine[partition].claim.token != token)
+        ]
+        if unknown:
+            node_id = self._host.node_id
+            log.info(
+                "handing back %d claims whose reply was lost",
+                len(unknown),
+                extra={"event": "claims_reconciled", "count": len(unknown)},
+            )
+            self._host.work.tell(lambda store: store.release(node_id, unknown, unstarted=True))
+        for attempt in mine.values():
+            gone = held.get(attempt.claim.id) != attempt.claim.token
+            executor = attempt.executor
+            frozen = executor is not None and self._pool_is_frozen(executor)
+            # Twice missing, or missing where it matters now: an answer may be on its way.
+            if gone and (attempt.missing or frozen):
+                self._lose(attempt)
+            attempt.missing = gone
+        self._thaw_confirmed()
+
+    def _thaw_confirmed(self) -> None:
+        if not self._host.lease_holds:
+            return
+        for executor in self._executors:
+            if self._pool_is_frozen(executor) and not any(
+                attempt.ending is Ending.LOST for attempt in executor.work
+            ):
+                self._host.board.thaw(executor.index)
+                log.info(
+                    "the claim still stands: work continues",
+                    extra={"event": "executor_thawed", "executor": executor.index},
+                )
+
+    def _lose(self, attempt: Attempt) -> None:
+        """The claim is gone: nothing this attempt does counts any more."""
+        if attempt.executor is None:
+            self._forget_lost(attempt)
+            if attempt in self._queue:
+                self._queue.remove(attempt)
+        else:
+            self._count_fenced(attempt)
+            self._end(attempt, Ending.LOST)
+
+    def give_up_frozen(self, now: float, frozen_since: float | None) -> None:
+        """Give up work that has been frozen for ten minutes."""
+        if frozen_since is None or now - frozen_since < FROZEN_SECONDS_MAX:
+            return
+        for executor in self._executors:
+            if executor.work and self._pool_is_frozen(executor):
+                self._end(executor.work[0], Ending.FROZEN)
+
+    def removed(self) -> None:
+        """This incarnation was removed: AT_LEAST_ONCE work ends, AT_MOST_ONCE work runs on."""
+        for attempt in self._queue:
+            self._forget(attempt)
+        self._queue.clear()
+        self._give_up(list(self._completed))
+        self._completed.clear()
+        for attempt in list(self._live.values()):
+            if not attempt.claim.at_most_once:
+                self._lose(attempt)
+            elif attempt.began:
+                attempt.orphan = True
+            else:
+                self._end(attempt, Ending.LOST)
+        self._synced = False
+
+    def _give_up(self, batch: list[tuple[Attempt, Completion]]) -> None:
+        """Completions of a removed incarnation: the database would not take them any more."""
+        for attempt, completion in batch:
+            self._settling.pop(attempt.claim.id, None)
+            if attempt.claim.at_most_once:
+                evidence = {"outcome": "completed", "result": _value(completion.result)}
+                self._keep_evidence(attempt, evidence)
+            else:
+                self._count_fenced(attempt)
+
+    # -- stopping ------------------------------------------------------------------------------
+
+    def executions_ended(self, executions: Iterable[UUID], now: float) -> None:
+        """Executions are closing or over: hand back what waits, ask what runs to stop."""
+        ended = set(executions)
+        by = now + self._host.settings.cancel_seconds
+        self._stop([a for a in self._live.values() if a.claim.execution_id in ended], by)
+
+    def drain(self, now: float) -> None:
+        """Hand back what was not started, ask running work to stop, wait for the drain time."""
+        self._drain_by = now + self._host.settings.drain_seconds
+        self._stop(list(self._live.values()), self._drain_by, spare_started=True)
+
+    def _stop(self, attempts: list[Attempt], by: float, *, spare_started: bool = False) -> None:
+        waiting = [attempt for attempt in attempts if attempt.executor is None]
+        for attempt in waiting:
+            self._queue.remove(attempt)
+        if waiting:
+            self._release(waiting, unstarted=True)
+        for attempt in attempts:
+            executor = attempt.executor
+            if executor is None or attempt.orphan:
+                continue
+            if attempt.stop_by is None:
+                attempt.stop_by = by
+                # A drained AT_MOST_ONCE attempt is left alone: it could not be started again.
+                if not (attempt.claim.at_most_once and spare_started):
+                    self._pool.send(executor, Stop(attempt=attempt.number))
+            else:
+                attempt.stop_by = min(attempt.stop_by, by)
+
+
+def _value(text: str | None) -> Any:  # Any: the author's own JSON value
+    return None if text is None else json.loads(text)

@@ -1,0 +1,202 @@
+"""The beat: a thread and a connection of its own, so that nothing else can hold it up.
+
+The thread beats, extends the lease by the moment the answered beat was *sent*, and posts the answer.
+It speaks for the whole node: it stops beating when the main loop stands still, and it carries the
+waiting operations of a work connection that has failed for too long.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from rowlock.errors import Unavailable
+from rowlock.protocol.backoff import reconnect_seconds
+from rowlock.protocol.model import BeatAnswer
+from rowlock.runtime.link import Link
+from rowlock.runtime.mailbox import Mailbox
+from rowlock.runtime.watchdog import LeaseBoard, boottime_ns
+from rowlock.runtime.work import Operation, carry_out
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a node says of itself with each beat."""
+
+    node_id: UUID
+    """The incarnation that beats."""
+    load: int
+    draining: bool
+    orphans: tuple[Mapping[str, Any], ...]
+    executions: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """An answered beat, with the times of question and answer on the monotonic clock."""
+
+    node_id: UUID
+    answer: BeatAnswer
+    sent_at: float
+    answered_at: float
+
+
+class Heartbeat(threading.Thread):
+    """Beats for the incarnation that `report` names; None means: nothing is registered yet."""
+
+    def __init__(
+        self,
+        dsn: str,
+        mailbox: Mailbox,
+        board: LeaseBoard,
+        *,
+        application_name: str,
+        beat_seconds: float,
+        lease_seconds: float,
+        limit_seconds: float,
+        reconnect_cap_seconds: float,
+        report: Callable[[], Report | None],
+        is_turning: Callable[[], bool],
+        on_look: Callable[[Look], None],
+        on_failure: Callable[[], None],
+        on_crash: Callable[[Exception], None],
+        rng: random.Random,
+    ) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._mailbox = mailbox
+        self._board = board
+        self._beat_seconds = beat_seconds
+        self._lease_ns = int(lease_seconds * 1e9)
+        self._limit_seconds = limit_seconds
+        self._cap_seconds = reconnect_cap_seconds
+        self._report = report
+        self._is_turning = is_turning
+        self._on_look = on_look
+        self._on_failure = on_failure
+        self._on_crash = on_crash
+        self._rng = rng
+        self._link = Link(
+            dsn, application_name=application_name, idle_in_transaction_seconds=beat_seconds
+        )
+        self._wake = threading.Event()
+        self._stopping = False
+        self._carried: deque[Operation] = deque()
+        self._sent_at: float | None = None
+        self.turned_at = time.monotonic()
+        """When this loop last turned (monotonic)."""
+        self.answered_at: float | None = None
+        """When a beat was last answered (monotonic)."""
+
+    # -- for the main thread -------------------------------------------------------------------
+
+    def hurry(self) -> None:
+        """Beat now."""
+        self._wake.set()
+
+    def carry(self, operations: Iterable[Operation]) -> None:
+        """Carry out these operations over this connection, after the next beat."""
+        self._carried.extend(operations)
+        self._wake.set()
+
+    def end_stuck(self, now: float) -> None:
+        """Break the connection if a beat has no answer for too long."""
+        sent_at = self._sent_at
+        if sent_at is not None and now - sent_at > self._limit_seconds:
+            self._sent_at = now
+            self._link.shut()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping = True
+        self._wake.set()
+        self._link.shut()
+
+    @property
+    def is_beating(self) -> bool:
+        """Whether a beat is on its way; a frozen database can keep one waiting."""
+        return self._sent_at is not None
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Beat until stopped."""
+        try:
+            self._beat_on()
+        except Exception as error:  # noqa: BLE001  a node that cannot beat any more must not live on
+            crash = error
+            self._mailbox.post(lambda: self._on_crash(crash))
+        self._link.drop()
+
+    def _beat_on(self) -> None:
+        due = time.monotonic()
+        while not self._stopping:
+            self.turned_at = time.monotonic()
+            self._wake.wait(max(0.0, due - self.turned_at))
+            self._wake.clear()
+            report = self._report()
+            if report is None or not self._may_beat():
+                due = time.monotonic() + self._beat_seconds
+                continue
+            started = time.monotonic()
+            error = self._beat(report)
+            if error is None:
+                self._carry_out()
+                due = started + self._beat_seconds
+            else:
+                due = time.monotonic() + reconnect_seconds(
+                    tries=self._link.tries, cap_seconds=self._cap_seconds, draw=self._rng.random()
+                )
+
+    def _may_beat(self) -> bool:
+        if self._is_turning():
+            return True
+        log.error(
+            "the main loop stands still: this node stops beating", extra={"event": "beat_withheld"}
+        )
+        return False
+
+    def _beat(self, report: Report) -> Exception | None:
+        sent_ns = boottime_ns()
+        sent_at = self._sent_at = time.monotonic()
+        try:
+            answer = self._link.store().beat(
+                report.node_id,
+                load=report.load,
+                draining=report.draining,
+                orphans=report.orphans,
+                executions=report.executions,
+            )
+        except (psycopg.Error, Unavailable) as error:
+            self._link.failed(error)
+            self._mailbox.post(self._on_failure)
+            log.debug("beat failed: %s", error, extra={"event": "beat_failed"})
+            return error
+        finally:
+            self._sent_at = None
+        self._link.succeeded()
+        answered_at = time.monotonic()
+        if answer.alive:
+            self._board.extend(sent_ns + self._lease_ns)
+            self.answered_at = answered_at
+        look = Look(node_id=report.node_id, answer=answer, sent_at=sent_at, answered_at=answered_at)
+        self._mailbox.post(lambda: self._on_look(look))
+        return None
+
+    def _carry_out(self) -> None:
+        for _ in range(len(self._carried)):
+            operation = self._carried.popleft()
+            error = carry_out(operation, self._link, self._mailbox)
+            if error is not None and operation.failed is None:
+                self._carried.appendleft(operation)
+                return

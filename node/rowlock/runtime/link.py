@@ -1,0 +1,92 @@
+"""One connection to the database that is opened again whenever it is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psycopg
+
+from rowlock.db.connect import connect, shut
+from rowlock.db.store import Connection, Store
+from rowlock.errors import Unavailable
+
+TRANSIENT = (
+    Unavailable,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,
+)
+"""Errors after which the same statement may succeed: the server or the way to it failed, or (an
+OperationalError as well) a lock or a time limit did."""
+
+
+class Link:
+    """A connection used by one thread; `shut` may be called from any."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        application_name: str,
+        idle_in_transaction_seconds: float,
+        on_connect: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._dsn = dsn
+        self._application_name = application_name
+        self._idle_in_transaction_seconds = idle_in_transaction_seconds
+        self._on_connect = on_connect
+        self._connection: Connection | None = None
+        self._guard = threading.Lock()
+        self.tries = 0
+        """Failures in a row: the number that the next wait is drawn from."""
+
+    @property
+    def connection(self) -> Connection | None:
+        """The open connection, if there is one."""
+        return self._connection
+
+    def store(self) -> Store:
+        """The protocol over this link; connects first where needed.
+
+        :raises Unavailable: there is no way to the database now.
+        """
+        if self._connection is None:
+            connection = connect(
+                self._dsn,
+                application_name=self._application_name,
+                idle_in_transaction_seconds=self._idle_in_transaction_seconds,
+            )
+            with self._guard:
+                self._connection = connection
+            if self._on_connect is not None:
+                self._on_connect(connection)
+        return Store(self._connection)
+
+    def succeeded(self) -> None:
+        """The database answered."""
+        self.tries = 0
+
+    def failed(self, error: BaseException) -> None:
+        """Take note of a transient error; a connection that may be broken is dropped."""
+        self.tries += 1
+        connection = self._connection
+        if connection is None:
+            return
+        # A server that turned read-only was demoted: whoever stays connected never writes again.
+        demoted = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+        if demoted or connection.closed or connection.broken:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the connection."""
+        with self._guard:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def shut(self) -> None:
+        """Make whatever waits on this connection fail now. From any thread."""
+        with self._guard:
+            if self._connection is not None:
+                shut(self._connection)

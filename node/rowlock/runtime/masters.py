@@ -1,0 +1,494 @@
+"""The executions that this node drives: plan, seal, watch, finish, end.
+
+One extra executor, which is no slot, runs partition() and finish(), one at a time. Every write names
+the epoch of the mastership; when one changes nothing, another node has taken over and this one
+drops the execution.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from rowlock.protocol.backoff import delay_seconds
+from rowlock.protocol.model import FIRST_STEP, Mastership, Progress
+from rowlock.runtime.host import Host
+from rowlock.runtime.messages import (
+    CommitUnknown,
+    Failed,
+    Finish,
+    Finished,
+    Lost,
+    Message,
+    Plan,
+    Planned,
+    Reply,
+    Results,
+    Slices,
+    Stopped,
+)
+from rowlock.runtime.pool import Executor, Pool
+
+log = logging.getLogger(__name__)
+
+SEAL_SECONDS_MAX: Final = 3600.0
+RESULTS_PAGE: Final = 500
+TICK_SECONDS_MIN: Final = 0.02
+TICK_SECONDS_MAX: Final = 1.0
+TICK_SHARE: Final = 0.1
+"""The next look comes after a tenth of the time that has passed: quick for short executions."""
+
+TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "ABANDONED"})
+SUPERSEDED: Final = "SUPERSEDED"
+
+
+@dataclass(slots=True, eq=False)
+class Master:
+    """One execution under this node's epoch, and what is being done about it."""
+
+    mastership: Mastership
+    since: float
+    number: int | None = None
+    """Number of the partition() or finish() call that runs in the executor."""
+    chunks: int = 0
+    looking: bool = False
+    look_at: float | None = None
+    finish_at: float | None = None
+    finish_failures: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    missing: bool = False
+
+    @property
+    def execution_id(self) -> UUID:
+        """The execution."""
+        return self.mastership.execution_id
+
+    def describe(self) -> dict[str, Any]:
+        """The fields that log lines about this execution carry."""
+        return {
+            "execution": str(self.execution_id),
+            "job": self.mastership.job,
+            "epoch": self.mastership.epoch,
+        }
+
+
+class Masters:
+    """All masterships of a node."""
+
+    def __init__(
+        self,
+        host: Host,
+        pool: Pool[Any],
+        executor: Executor[Any],
+        on_progress: Callable[[UUID, Progress], None],
+    ) -> None:
+        self._host = host
+        self._pool = pool
+        self._executor = executor
+        self._on_progress = on_progress
+        self._driven: dict[UUID, Master] = {}
+        self._calls: deque[tuple[Master, str]] = deque()
+        self._running: Master | None = None
+        self._adopting = False
+        self.adoptable = False
+        """A level: an execution may wait for a master, and this node knows its job."""
+
+    # -- what the node asks --------------------------------------------------------------------
+
+    @property
+    def executions(self) -> set[UUID]:
+        """The executions that this node drives."""
+        return set(self._driven)
+
+    def next_due(self) -> float | None:
+        """When the next look or finish() is due (monotonic)."""
+        times = [
+            t for m in self._driven.values() for t in (m.look_at, m.finish_at) if t is not None
+        ]
+        return min(times, default=None)
+
+    def turn(self, now: float) -> None:
+        """Do all that is due."""
+        if self.adoptable and not self._host.draining:
+            self.adopt(None)
+        for master in list(self._driven.values()):
+            if master.look_at is not None and now >= master.look_at and not master.looking:
+                self._look(master)
+            if master.finish_at is not None and now >= master.finish_at:
+                master.finish_at = None
+                self._calls.append((master, "finish"))
+        self._start_call()
+
+    def adopt(self, execution: UUID | None) -> None:
+        """Try to become master of this execution, or of the first that waits."""
+        looking = execution is None
+        if not self._host.lease_holds or (looking and self._adopting):
+            return
+        if looking:
+            self._adopting = True
+            self.adoptable = False
+        node_id = self._host.node_id
+
+        def answered() -> None:
+            if looking:
+                self._adopting = False
+
+        def done(mastership: Mastership | None) -> None:
+            answered()
+            if mastership is None or node_id != self._host.node_id:
+                return
+            self.adoptable = True  # where one waited, more may
+            self._drive(mastership)
+
+        self._host.work.ask(
+            lambda store: store.adopt(node_id, execution), done, lambda _error: answered()
+        )
+
+    def on_message(self, message: Message) -> None:
+        """Take in an answer of the masters' executor."""
+        master = self._running
+        if master is None or getattr(message, "attempt", None) != master.number:
+            return
+        match message:
+            case Slices():
+                self._stage(master, message)
+            case Planned(total=total):
+                self._over(master)
+                self._seal(master, total)
+            case Results(request=request, after=after):
+                self._page(master, request, after)
+            case Finished(summary=summary, committed=committed):
+                self._over(master)
+                self._finished(master, summary, committed=committed)
+            case Failed(error=error):
+                self._over(master)
+                self._failed(master, error)
+            case Lost() | Stopped():
+                self._over(master)
+                self._look(master)
+            case CommitUnknown():
+                self._over(master)
+                self._look(master)  # either it has ended, or finish() runs again
+            case _:
+                log.error("unexpected message %s", message, extra={"event": "protocol_error"})
+
+    def on_executor_end(self, how: str) -> None:
+        """The masters' executor is gone, with the call that it ran."""
+        master = self._running
+        if master is None:
+            return
+        self._over(master)
+        if master.execution_id in self._driven and self._driven[master.execution_id] is master:
+            error = {"type": "ExecutorDied", "message": f"the process that ran it died: {how}"}
+            self._failed(master, json.dumps(error))
+
+    def executions_ended(self, executions: Iterable[UUID]) -> None:
+        """Executions are closing or over: look at once, and end what still plans or finishes."""
+        for execution in executions:
+            master = self._driven.get(execution)
+            if master is None:
+                continue
+            self._abort_call(master)
+            self._look(master)
+
+    def drain(self) -> None:
+        """Give every execution back, for another node to take at once."""
+        node_id = self._host.node_id
+        for master in list(self._driven.values()):
+            self._drop(master)
+            execution, epoch = master.execution_id, master.mastership.epoch
+            self._host.work.tell(_resign(node_id, execution, epoch))
+
+    def removed(self) -> None:
+        """This incarnation was removed: it drives nothing any more."""
+        for master in list(self._driven.values()):
+            self._drop(master)
+            self._superseded(master)
+
+    def compare(self) -> None:
+        """Compare what this node believes to drive with what the database says."""
+        node_id = self._host.node_id
+
+        def done(driven: dict[UUID, int]) -> None:
+            if node_id != self._host.node_id or self._host.draining:
+                return
+            for execution in driven:
+                if execution not in self._driven:  # the reply of the adoption was lost
+                    self.adopt(execution)
+            for master in list(self._driven.values()):
+                gone = driven.get(master.execution_id) != master.mastership.epoch
+                if gone and master.missing:
+                    self._look(master)
+                master.missing = gone
+
+        self._host.work.ask(lambda store: store.masterships_of(node_id), done, lambda _error: None)
+
+    def thaw_confirmed(self) -> None:
+        """Let partition() or finish() continue after the lease was renewed.
+
+        Nothing it does is accepted under a lost epoch, so its mastership needs no confirmation.
+        """
+        if self._host.lease_holds and self._host.board.frozen(self._executor.index):
+            self._host.board.thaw(self._executor.index)
+
+    # -- driving -------------------------------------------------------------------------------
+
+    def _drive(self, mastership: Mastership) -> None:
+        earlier = self._driven.get(mastership.execution_id)
+        if earlier is not None:
+            self._drop(earlier)
+        now = time.monotonic()
+        master = Master(mastership=mastership, since=now)
+        self._driven[mastership.execution_id] = master
+        log.info(
+            "master of execution %s",
+            mastership.execution_id,
+            extra={"event": "master_adopted", "status": mastership.status, **master.describe()},
+        )
+        if mastership.epoch > 1:
+            self._host.metrics.takeovers.inc()
+        if mastership.status == "PLANNING":
+            self._calls.append((master, "plan"))
+        else:
+            master.look_at = now
+
+    def _look(self, master: Master) -> None:
+        if master.looking:
+            return
+        master.looking = True
+        master.look_at = None
+        node_id = self._host.node_id
+        execution, epoch = master.execution_id, master.mastership.epoch
+
+        def done(progress: Progress) -> None:
+            master.looking = False
+            if self._driven.get(execution) is master:
+                self._see(master, progress)
+
+        def failed(_error: Exception) -> None:
+            master.looking = False
+            master.look_at = time.monotonic() + TICK_SECONDS_MAX
+
+        self._host.work.ask(lambda store: store.advance(node_id, execution, epoch), done, failed)
+
+    def _see(self, master: Master, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.status == SUPERSEDED:
+            self._drop(master)
+            self._superseded(master)
+            return
+        self._on_progress(master.execution_id, progress)
+        if progress.status in TERMINAL:
+            self._drop(master)
+            log.info(
+                "execution %s: %s",
+                master.execution_id,
+                progress.status,
+                extra={"event": "execution_ended", "status": progress.status, **master.describe()},
+            )
+        elif progress.status == "FINISHING":
+            master.counts = {
+                "total": progress.total or 0,
+                "completed": progress.completed,
+                "failed": progress.failed,
+                "cancelled": progress.cancelled,
+            }
+            if master is not self._running and master.finish_at is None:
+                master.finish_at = now
+        elif progress.status != "PLANNING":
+            wait = (now - master.since) * TICK_SHARE
+            master.look_at = now + min(TICK_SECONDS_MAX, max(TICK_SECONDS_MIN, wait))
+
+    def _drop(self, master: Master) -> None:
+        if self._driven.get(master.execution_id) is master:
+            del self._driven[master.execution_id]
+        self._abort_call(master)
+
+    def _superseded(self, master: Master) -> None:
+        log.warning(
+            "another node is the master of execution %s now",
+            master.execution_id,
+            extra={"event": "master_superseded", **master.describe()},
+        )
+        nothing = Progress(
+            status=SUPERSEDED, total=None, completed=0, failed=0, cancelled=0, failure_message=None
+        )
+        self._on_progress(master.execution_id, nothing)
+
+    # -- calls of author code ------------------------------------------------------------------
+
+    def _start_call(self) -> None:
+        if self._running is not None or not self._calls or not self._executor.ready:
+            return
+        if not self._host.lease_holds or self._host.board.frozen(self._executor.index):
+            return
+        master, call = self._calls.popleft()
+        if self._driven.get(master.execution_id) is not master:
+            return
+        self._running = master
+        master.number = next(self._host.numbers)
+        self._pool.give(self._executor, master, freezable=True)
+        if call == "plan":
+            self._plan(master, master.number)
+        else:
+            self._finish(master, master.number)
+
+    def _plan(self, master: Master, number: int) -> None:
+        mastership = master.mastership
+        master.chunks = 0
+
+        def done(cluster: str) -> None:
+            if self._running is master and master.number == number:
+                self._pool.send(
+                    self._executor,
+                    Plan(
+                        attempt=number,
+                        job=mastership.job,
+                        execution_id=str(mastership.execution_id),
+                        step=FIRST_STEP,
+                        parameters=mastership.parameters,
+                        cluster=cluster,
+                    ),
+                )
+
+        self._host.work.tell(lambda store: store.cluster(mastership.pool), done)
+
+    def _finish(self, master: Master, number: int) -> None:
+        mastership = master.mastership
+        self._pool.send(
+            self._executor,
+            Finish(
+                attempt=number,
+                job=mastership.job,
+                execution_id=str(mastership.execution_id),
+                epoch=mastership.epoch,
+                parameters=mastership.parameters,
+                counts=json.dumps(master.counts),
+            ),
+        )
+
+    def _over(self, master: Master) -> None:
+        """The call has answered, or its executor is gone."""
+        if self._running is master:
+            self._running = None
+            master.number = None
+            if master in self._executor.work:
+                self._pool.taken_back(self._executor, master)
+
+    def _abort_call(self, master: Master) -> None:
+        """Author code of an execution that ends, or is driven elsewhere, is killed."""
+        if self._running is master:
+            self._running = None
+            master.number = None
+            self._pool.kill(self._executor)
+
+    def _stage(self, master: Master, message: Slices) -> None:
+        execution, epoch = master.execution_id, master.mastership.epoch
+        chunk = master.chunks
+        master.chunks += 1
+
+        def done(staged: bool) -> None:
+            if self._running is not master:
+                return
+            self._pool.send(self._executor, Reply(request=message.request, ok=staged))
+
+        self._host.work.tell(
+            lambda store: store.stage(
+                execution,
+                epoch,
+                chunk,
+                keys=message.keys,
+                slices=message.slices,
+                weights=message.weights,
+            ),
+            done,
+        )
+
+    def _seal(self, master: Master, total: int) -> None:
+        execution, epoch = master.execution_id, master.mastership.epoch
+
+        def done(answer: tuple[str, str | None]) -> None:
+            outcome, detail = answer
+            if outcome == "duplicate":
+                self._fail_plan(master, "DuplicatePartitionKey", f"partition key {detail} twice")
+            elif outcome == "incomplete":
+                self._fail_plan(
+                    master, "PlanIncomplete", f"{detail} of {total} partitions were staged"
+                )
+            else:
+                self._look(master)
+
+        self._host.work.tell(
+            lambda store: store.seal(execution, epoch, FIRST_STEP, total),
+            done,
+            limit_seconds=SEAL_SECONDS_MAX,
+        )
+
+    def _page(self, master: Master, request: int, after: int) -> None:
+        execution = master.execution_id
+
+        def done(rows: list[tuple[int, str, str | None]]) -> None:
+            if self._running is master:
+                self._pool.send(
+                    self._executor, Reply(request=request, ok=True, body=json.dumps(rows))
+                )
+
+        self._host.work.tell(lambda store: store.results(execution, after, RESULTS_PAGE), done)
+
+    def _finished(self, master: Master, summary: str | None, *, committed: bool) -> None:
+        if committed:
+            self._look(master)
+            return
+        execution, epoch = master.execution_id, master.mastership.epoch
+        self._host.work.tell(
+            lambda store: store.finish(execution, epoch, summary=summary),
+            lambda _status: self._look(master),
+        )
+
+    def _failed(self, master: Master, error: str) -> None:
+        """partition() or finish() raised, or its executor died."""
+        what = json.loads(error)
+        text = f"{what.get('type')}: {what.get('message')}"
+        mastership = master.mastership
+        if not master.counts:
+            self._fail_plan(master, "PlanFailed", f"partition() failed with {text}")
+            return
+        master.finish_failures += 1
+        if master.finish_failures < int(mastership.policy["max_attempts"]):
+            wait = delay_seconds(
+                mastership.policy, failures=master.finish_failures, draw=self._host.rng.random()
+            )
+            master.finish_at = time.monotonic() + wait
+            log.warning(
+                "finish() failed with %s; again in %.1f s",
+                text,
+                wait,
+                extra={"event": "finish_failed", **master.describe()},
+            )
+            return
+        execution, epoch = mastership.execution_id, mastership.epoch
+        self._host.work.tell(
+            lambda store: store.finish(
+                execution, epoch, reason="FinishFailed", message=f"finish() failed with {text}"
+            ),
+            lambda _status: self._look(master),
+        )
+
+    def _fail_plan(self, master: Master, reason: str, message: str) -> None:
+        node_id = self._host.node_id
+        execution, epoch = master.execution_id, master.mastership.epoch
+        log.error("no plan: %s", message, extra={"event": "plan_failed", **master.describe()})
+        self._host.work.tell(
+            lambda store: store.fail_plan(node_id, execution, epoch, reason, message),
+            lambda _done: self._look(master),
+        )
+
+
+def _resign(node_id: UUID, execution: UUID, epoch: int) -> Callable[[Any], bool]:
+    return lambda store: bool(store.resign(node_id, execution, epoch))

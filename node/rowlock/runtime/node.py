@@ -1,0 +1,501 @@
+"""A node: the supervisor that owns everything, from registration to the last write.
+
+One main loop turns over the executors' sockets and the mailbox; two threads speak to the database,
+one process guards the lease, and author code runs in the executors alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import selectors
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+from uuid import UUID
+
+import rowlock
+from rowlock.db.migrate import check
+from rowlock.db.store import Store
+from rowlock.errors import RowlockError
+from rowlock.protocol.model import Progress
+from rowlock.registry import Registry
+from rowlock.runtime import processes
+from rowlock.runtime.attempts import Attempts
+from rowlock.runtime.children import Children
+from rowlock.runtime.health import HealthServer
+from rowlock.runtime.heartbeat import Heartbeat, Look, Report
+from rowlock.runtime.host import Host
+from rowlock.runtime.mailbox import Mailbox
+from rowlock.runtime.masters import Masters
+from rowlock.runtime.messages import Message
+from rowlock.runtime.metrics import NodeMetrics
+from rowlock.runtime.pool import Executor, Pool
+from rowlock.runtime.watch import Watch
+from rowlock.runtime.watchdog import LeaseBoard, Watchdog, boottime_ns
+from rowlock.runtime.work import Work
+from rowlock.settings import Settings
+
+log = logging.getLogger(__name__)
+
+TURN_SECONDS_MAX: Final = 0.2
+"""The longest sleep of the main loop."""
+LEAVE_SECONDS_MAX: Final = 5.0
+"""How long a drained node waits for the database to take its last writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What a node is asked to be."""
+
+    name: str = ""
+    """For people; "" = the host's name."""
+    pool: str = "default"
+    slots: int = 1
+    """Attempts at a time; 0 = it only drives executions."""
+    imports: tuple[str, ...] = ()
+    """Modules that its executors import beside the entry points."""
+    http_port: int | None = None
+    """Where /metrics, /livez and /readyz are; None = nowhere, 0 = the system chooses."""
+    only_execution: UUID | None = None
+    """Claims and drives this execution alone."""
+
+
+class Node:
+    """One node. `run` returns when it has left; SIGTERM and SIGINT drain it, twice ends it at once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        options: NodeOptions,
+        *,
+        on_progress: Callable[[UUID, Progress], None] | None = None,
+        on_registered: Callable[[], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.registry = registry
+        self.options = options
+        self.name = options.name or socket.gethostname()
+        self.http_port: int | None = None
+        """The port that /metrics is really on."""
+        self._on_progress = on_progress or (lambda _execution, _progress: None)
+        self._on_registered = on_registered or (lambda: None)
+        self._signals = 0
+        self._fatal: Exception | None = None
+        self._leaving = False
+        self._left = False
+        self._turned_at = time.monotonic()
+        self._looked_at: float | None = None
+        self._frozen_since: float | None = None
+        self._leave_by: float | None = None
+        self._report: Report | None = None
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Be a node until drained.
+
+        :raises RowlockError: the schema does not fit this version, or a port cannot be bound.
+        """
+        processes.become_subreaper()
+        with self._parts(), self._handled_signals():
+            self._register()
+            while not self._left and self._fatal is None:
+                self._turn()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def drain(self) -> None:
+        """Leave gracefully: claim nothing more, let work end or hand it back. Main thread only."""
+        if self.host.draining:
+            return
+        self.host.draining = True
+        log.info("draining", extra={"event": "node_draining", "node": str(self.host.node_id)})
+        now = time.monotonic()
+        self.masters.drain()
+        self.attempts.drain(now)
+        self._leave_by = now + self.settings.drain_seconds + LEAVE_SECONDS_MAX
+        self._publish()
+        self._heartbeat.hurry()
+
+    @contextmanager
+    def _parts(self) -> Iterator[None]:
+        settings, options = self.settings, self.options
+        rng = random.Random()
+        children = Children()
+        self._mailbox = Mailbox()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._mailbox, selectors.EVENT_READ)
+        board = LeaseBoard.create(options.slots + 1)
+        self._children, self._board = children, board
+        self._watchdog = Watchdog.start(children, board)
+        metrics = NodeMetrics(options.pool)
+        metrics.slots_total.set(options.slots)
+        dsn = settings.dsn or ""
+        cap = settings.removal_grace_seconds / 2
+        work = Work(
+            dsn,
+            self._mailbox,
+            application_name=f"rowlock node {self.name}"[:63],
+            beat_seconds=settings.beat_seconds,
+            limit_seconds=settings.unreachable_seconds,
+            reconnect_cap_seconds=cap,
+            on_connected=self._connected,
+            on_notified=self._notified,
+            on_crash=self._crashed,
+            rng=rng,
+        )
+        self.host = Host(
+            settings=settings,
+            registry=self.registry,
+            metrics=metrics,
+            board=board,
+            work=work,
+            rng=rng,
+            node_id=uuid.uuid4(),
+        )
+        pool: Pool[Any] = Pool(
+            options.slots + 1,
+            children=children,
+            board=board,
+            selector=self._selector,
+            imports=options.imports,
+            env=self._executor_environment(),
+            on_message=self._on_message,
+            on_end=self._on_end,
+            recycle_attempts=settings.recycle_attempts,
+            memory_bytes_max=settings.executor_memory_mb * 1024 * 1024,
+        )
+        self._pool = pool
+        self._master_executor = pool.executors[-1]
+        self.attempts = Attempts(self.host, pool, options.slots)
+        self.masters = Masters(self.host, pool, self._master_executor, self._on_progress)
+        self._watch = Watch(self.host)
+        self._heartbeat = Heartbeat(
+            dsn,
+            self._mailbox,
+            board,
+            application_name=f"rowlock beat {self.name}"[:63],
+            beat_seconds=settings.beat_seconds,
+            lease_seconds=settings.lease_seconds,
+            limit_seconds=settings.unreachable_seconds,
+            reconnect_cap_seconds=cap,
+            report=lambda: self._report,
+            is_turning=lambda: self._turns(self._turned_at),
+            on_look=self._look,
+            on_failure=self._look_failed,
+            on_crash=self._crashed,
+            rng=rng,
+        )
+        http: HealthServer | None = None
+        try:
+            if options.http_port is not None:
+                http = HealthServer(
+                    options.http_port, metrics=metrics, livez=self.livez, readyz=self.readyz
+                )
+                self.http_port = http.port
+                log.info("listening", extra={"event": "http_listening", "port": http.port})
+            work.start()
+            self._heartbeat.start()
+            yield
+        finally:
+            if http is not None:
+                http.close()
+            self._heartbeat.stop()
+            work.stop()
+            pool.close()
+            self._watchdog.close()
+            children.end_orphans()
+            board.close()
+            self._selector.close()
+
+    @contextmanager
+    def _handled_signals(self) -> Iterator[None]:
+        def handle(_signum: int, _frame: FrameType | None) -> None:
+            self._signals += 1
+            self._mailbox.wake()
+
+        before = {
+            signum: signal.signal(signum, handle) for signum in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    def _executor_environment(self) -> dict[str, str]:
+        env = dict(os.environ)
+        if self.settings.dsn is not None:
+            env["ROWLOCK_DSN"] = self.settings.dsn
+        if self.settings.work_dsn is not None:
+            env["ROWLOCK_WORK_DSN"] = self.settings.work_dsn
+        return env
+
+    # -- the main loop -------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        due = self.masters.next_due()
+        wait = TURN_SECONDS_MAX if due is None else min(TURN_SECONDS_MAX, max(0.0, due - now))
+        for key, _ in self._selector.select(wait):
+            if isinstance(key.data, Executor) and not isinstance(key.fileobj, int):
+                self._pool.receive(key.data)
+        self._mailbox.deliver()
+        now = self._turned_at = time.monotonic()
+        self._obey_signals()
+        self._pool.turn(now)
+        self._guard_watchdog()
+        self._heartbeat.end_stuck(now)
+        self.host.work.end_stuck(now)
+        self._carry_over(now)
+        self._mind_the_lease(now)
+        self.attempts.turn(now)
+        self.masters.turn(now)
+        self._watch.turn(now, self._compare)
+        self._pool.flush()
+        self._publish_if_due()
+        self._leave_if_done(now)
+
+    def _obey_signals(self) -> None:
+        if self._signals == 1 and not self.host.draining:
+            self.drain()
+        elif self._signals > 1:
+            self._left = True
+
+    def _guard_watchdog(self) -> None:
+        if self._watchdog.poll() is None:
+            return
+        log.error("the watchdog died: starting another", extra={"event": "watchdog_died"})
+        self._watchdog = Watchdog.start(self._children, self._board)
+        if self.host.lease_holds:
+            # The old one may have stopped executors without noting it.
+            for executor in self._pool.executors:
+                self._board.thaw(executor.index)
+
+    def _carry_over(self, now: float) -> None:
+        """The beat speaks for the whole node: waiting writes go over its connection if theirs fails."""
+        work = self.host.work
+        if not self.host.registered or not self.attempts.has_results_waiting:
+            return
+        if now - work.last_success > self.settings.unreachable_seconds and work.waiting:
+            taken = work.take_over()
+            if taken:
+                log.warning(
+                    "%d writes go over the beat's connection",
+                    len(taken),
+                    extra={"event": "work_carried_over", "count": len(taken)},
+                )
+                self._heartbeat.carry(taken)
+
+    def _mind_the_lease(self, now: float) -> None:
+        frozen = any(self._board.frozen(executor.index) for executor in self._pool.executors)
+        if frozen and self._frozen_since is None:
+            self._frozen_since = now
+            self.host.metrics.lease_ends.inc()
+            log.warning(
+                "the lease has ended without an answered beat: AT_LEAST_ONCE work is frozen",
+                extra={"event": "lease_ended", "node": str(self.host.node_id)},
+            )
+        elif not frozen:
+            self._frozen_since = None
+        self.attempts.give_up_frozen(now, self._frozen_since)
+        self.masters.thaw_confirmed()
+        if self.attempts.needs_comparing:
+            self.attempts.compare()
+
+    def _leave_if_done(self, now: float) -> None:
+        if not self.host.draining or self._leaving:
+            if self._leave_by is not None and now > self._leave_by:
+                log.warning("leaving without the database", extra={"event": "node_left"})
+                self._left = True
+            return
+        overdue = self._leave_by is not None and now > self._leave_by
+        if not self.host.registered:
+            self._left = True
+        elif overdue or (self.attempts.is_idle and not self.host.work.waiting):
+            self._leaving = True
+            self._leave_by = now + LEAVE_SECONDS_MAX
+            self._report = None
+            node_id = self.host.node_id
+
+            def done(_left: bool) -> None:
+                self._left = True
+                log.info("left", extra={"event": "node_left", "node": str(node_id)})
+
+            self.host.work.tell(lambda store: store.deregister(node_id, "drained"), done)
+
+    # -- being a member ------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        """Register a new incarnation; claims and beats begin when the database has answered."""
+        options, node_id = self.options, self.host.node_id
+        definitions = list(self.registry.definitions.values())
+        jobs = {definition.name: [definition.contract_hash] for definition in definitions}
+
+        def run(store: Store) -> int | RowlockError:
+            try:
+                check(store.connection)
+            except RowlockError as error:
+                return error
+            sent = boottime_ns()
+            store.register(
+                node_id,
+                name=self.name,
+                pool=options.pool,
+                slots=options.slots,
+                jobs=jobs,
+                version=rowlock.__version__,
+                only_execution=options.only_execution,
+            )
+            for definition in definitions:
+                store.publish_contract(
+                    definition.name,
+                    definition.contract_hash,
+                    schemas=definition.schemas,
+                    policy=definition.policy,
+                    delivery=definition.job.delivery,
+                )
+            return sent
+
+        def done(answer: int | RowlockError) -> None:
+            if isinstance(answer, RowlockError):
+                self._fatal = answer
+                return
+            self._board.extend(answer + int(self.settings.lease_seconds * 1e9))
+            self.host.registered = True
+            self._looked_at = time.monotonic()
+            self._publish()
+            self._heartbeat.hurry()
+            log.info(
+                "registered as %s",
+                node_id,
+                extra={"event": "node_registered", "node": str(node_id), "pool": options.pool},
+            )
+            self._on_registered()
+
+        self.host.work.tell(run, done)
+
+    def _removed(self) -> None:
+        """Somebody removed this incarnation: end what may run elsewhere, and begin anew."""
+        log.error(
+            "this node was removed: AT_LEAST_ONCE work ends, registering anew",
+            extra={"event": "node_was_removed", "node": str(self.host.node_id)},
+        )
+        self.host.registered = False
+        self._report = None
+        self._board.extend(0)
+        self.attempts.removed()
+        self.masters.removed()
+        self.host.node_id = uuid.uuid4()
+        if not self.host.draining:
+            self._register()
+
+    def _look(self, look: Look) -> None:
+        self.host.metrics.beat_duration.observe(look.answered_at - look.sent_at)
+        if look.node_id != self.host.node_id or not self.host.registered:
+            return
+        answer = look.answer
+        if not answer.alive:
+            self._removed()
+            return
+        self._looked_at = time.monotonic()
+        self._watch.look(look)
+        self.attempts.claimable = self.attempts.claimable or answer.claimable
+        self.masters.adoptable = answer.adoptable
+        if answer.ended:
+            self.attempts.executions_ended(answer.ended, self._looked_at)
+            self.masters.executions_ended(answer.ended)
+
+    def _look_failed(self) -> None:
+        self.host.metrics.beat_failures.inc()
+        self._watch.look_failed()
+
+    def _crashed(self, error: Exception) -> None:
+        self._fatal = error
+
+    def _connected(self) -> None:
+        self.attempts.on_connected()
+        if self.host.registered:
+            self.masters.compare()
+
+    def _compare(self) -> None:
+        self.attempts.compare()
+        self.masters.compare()
+
+    def _notified(self, payload: str) -> None:
+        if payload == "work":
+            self.attempts.claimable = True
+        elif payload == "adopt":
+            self.masters.adoptable = True
+        elif payload == "control":
+            self._heartbeat.hurry()
+
+    def _publish_if_due(self) -> None:
+        if (
+            self._report is None
+            or self._turned_at - self._published_at < self.settings.beat_seconds / 2
+        ):
+            return
+        self._publish()
+
+    def _publish(self) -> None:
+        """Say what the next beat is to say; the heartbeat's thread only ever reads it."""
+        self._published_at = self._turned_at
+        load = self.attempts.load
+        self.host.metrics.slots_used.set(load)
+        if not self.host.registered or self._leaving:
+            return
+        self._report = Report(
+            node_id=self.host.node_id,
+            load=load,
+            draining=self.host.draining,
+            orphans=self.attempts.orphans,
+            executions=tuple(self.attempts.executions | self.masters.executions),
+        )
+
+    # -- executors -----------------------------------------------------------------------------
+
+    def _on_message(self, executor: Executor[Any], message: Message) -> None:
+        if executor is self._master_executor:
+            self.masters.on_message(message)
+        else:
+            self.attempts.on_message(executor, message, time.monotonic())
+
+    def _on_end(self, executor: Executor[Any], work: list[Any], how: str) -> None:
+        if executor is self._master_executor:
+            self.masters.on_executor_end(how)
+        else:
+            self.attempts.on_executor_end(work, how, time.monotonic())
+
+    # -- health --------------------------------------------------------------------------------
+
+    def _turns(self, stamp: float) -> bool:
+        return time.monotonic() - stamp < max(self.settings.removal_seconds, 5.0)
+
+    def livez(self) -> str | None:
+        """None while the loops turn, whatever the database does."""
+        if not self._turns(self._turned_at):
+            return "the main loop stands still"
+        if not self._turns(self._heartbeat.turned_at) and not self._heartbeat.is_beating:
+            return "the heartbeat's loop stands still"
+        return None
+
+    def readyz(self) -> str | None:
+        """None while this node is registered, hears the database and takes work."""
+        if not self.host.registered:
+            return "not registered"
+        if self.host.draining:
+            return "draining"
+        looked_at = self._looked_at
+        if looked_at is None or time.monotonic() - looked_at > self.settings.unreachable_seconds:
+            return "no answered beat for too long"
+        return None

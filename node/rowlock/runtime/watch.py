@@ -1,0 +1,129 @@
+"""Watch and reap, on every node: what this node does about the beats of its peers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+from uuid import UUID
+
+from rowlock.db.store import Store
+from rowlock.protocol.liveness import MarkUnreachable, Observer
+from rowlock.runtime.heartbeat import Look
+from rowlock.runtime.host import Host
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+PROMOTE_MAX: Final = 500
+"""Delayed partitions made claimable in one statement."""
+
+
+class Watch:
+    """Observes peers by the answers of this node's own beats, and recovers what the dead held."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        settings = host.settings
+        self._observer = Observer(
+            beat_seconds=settings.beat_seconds,
+            unreachable_seconds=settings.unreachable_seconds,
+            removal_grace_seconds=settings.removal_grace_seconds,
+        )
+        self._busy: set[str] = set()
+        self._sweep_at = time.monotonic() + self._jittered_poll()
+
+    def look_failed(self) -> None:
+        """A beat had no answer: the observation starts again."""
+        self._observer.look_failed()
+
+    def look(self, look: Look) -> None:
+        """Take in the answer of a beat and do what it shows to be due."""
+        for verdict in self._observer.look(
+            sent_at=look.sent_at, answered_at=look.answered_at, peers=look.answer.peers
+        ):
+            if isinstance(verdict, MarkUnreachable):
+                self._mark_unreachable(verdict.node_id, verdict.beat)
+            else:
+                self._remove(verdict.node_id, verdict.beat)
+        if look.answer.unrecovered:
+            self._recover()
+        if look.answer.due:
+            self._promote()
+
+    def turn(self, now: float, compare: Callable[[], None]) -> None:
+        """Every now and then look for what no flag shows: claims without an owner, lost replies."""
+        if now < self._sweep_at or not self._host.registered:
+            return
+        self._sweep_at = now + self._jittered_poll()
+        self._recover()
+        compare()
+
+    def _jittered_poll(self) -> float:
+        return self._host.settings.poll_seconds * self._host.rng.uniform(0.8, 1.2)
+
+    def _mark_unreachable(self, peer: UUID, beat: int) -> None:
+        me = self._host.node_id
+
+        def done(marked: bool) -> None:
+            if marked:
+                log.warning(
+                    "node %s is unreachable",
+                    peer,
+                    extra={"event": "node_unreachable", "peer": str(peer), "beat": beat},
+                )
+
+        self._once(f"mark {peer}", lambda store: store.mark_unreachable(me, peer, beat), done)
+
+    def _remove(self, peer: UUID, beat: int) -> None:
+        me = self._host.node_id
+
+        def done(answer: tuple[bool, int, int]) -> None:
+            removed, moved, failed = answer
+            if removed:
+                self._host.metrics.removed("silence")
+                self._count(moved, failed)
+                log.warning(
+                    "removed node %s: %d of its claims moved, %d failed",
+                    peer,
+                    moved,
+                    failed,
+                    extra={"event": "node_removed", "peer": str(peer), "moved": moved},
+                )
+
+        self._once(f"remove {peer}", lambda store: store.remove_node(me, peer, beat), done)
+
+    def _recover(self) -> None:
+        me = self._host.node_id
+
+        def done(answer: tuple[int, int]) -> None:
+            self._count(*answer)
+            self._host.metrics.reaper_success.set_to_current_time()
+
+        self._once("recover", lambda store: store.recover(me), done)
+
+    def _promote(self) -> None:
+        self._once("promote", lambda store: store.promote(PROMOTE_MAX), lambda _count: None)
+
+    def _count(self, moved: int, failed: int) -> None:
+        if moved:
+            self._host.metrics.reassigned.inc(moved)
+        if failed:
+            self._host.metrics.lost("any", failed)
+
+    def _once(self, name: str, run: Callable[[Store], T], done: Callable[[T], None]) -> None:
+        """Not again while the last one of the same kind has no answer."""
+        if name in self._busy:
+            return
+        self._busy.add(name)
+
+        def answered(answer: T) -> None:
+            self._busy.discard(name)
+            done(answer)
+
+        def failed(_error: Exception) -> None:
+            self._busy.discard(name)
+
+        self._host.work.ask(run, answered, failed)

@@ -1,0 +1,268 @@
+"""The work connection: a thread that carries out the node's statements, in order.
+
+The main loop hands over operations and goes on turning; answers come back through the mailbox. What
+must reach the database is repeated until the database has answered: every function of the schema
+may be called twice with the same arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+
+from rowlock.db.connect import first_line
+from rowlock.db.store import Connection, Store
+from rowlock.errors import RowlockError
+from rowlock.protocol.backoff import reconnect_seconds
+from rowlock.runtime.link import TRANSIENT, Link
+from rowlock.runtime.mailbox import Mailbox
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CHANNEL = "rowlock"
+"""The channel on which launches and releases are announced; polling never depends on it."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """One statement of the node, and whom to tell how it went."""
+
+    run: Callable[[Store], Any]
+    done: Callable[[Any], None]
+    failed: Callable[[Exception], None] | None
+    limit_seconds: float
+
+
+def carry_out(operation: Operation, link: Link, mailbox: Mailbox) -> Exception | None:
+    """Try an operation once and post what came of it; the error if the database did not answer.
+
+    An operation that is to be repeated is not posted in that case: the caller keeps it.
+    """
+    answer: Any = None  # Any: whatever the operation answers, its own `done` knows
+    try:
+        answer = operation.run(link.store())
+    except TRANSIENT as error:
+        link.failed(error)
+        _post_failure(operation, error, mailbox)
+        return error
+    except (psycopg.Error, RowlockError) as error:
+        if operation.failed is None:
+            log.exception(
+                "the database refused an operation of this node",
+                extra={"event": "operation_refused"},
+            )
+        _post_failure(operation, error, mailbox)
+        return None
+    link.succeeded()
+    mailbox.post(lambda: operation.done(answer))
+    return None
+
+
+def _post_failure(operation: Operation, error: Exception, mailbox: Mailbox) -> None:
+    failed = operation.failed
+    if failed is not None:
+        mailbox.post(lambda: failed(error))
+
+
+class Work(threading.Thread):
+    """Carries out operations on the work connection."""
+
+    def __init__(
+        self,
+        dsn: str,
+        mailbox: Mailbox,
+        *,
+        application_name: str,
+        beat_seconds: float,
+        limit_seconds: float,
+        reconnect_cap_seconds: float,
+        on_connected: Callable[[], None],
+        on_notified: Callable[[str], None],
+        on_crash: Callable[[Exception], None],
+        rng: random.Random,
+    ) -> None:
+        super().__init__(name="work", daemon=True)
+        self._mailbox = mailbox
+        self._limit_seconds = limit_seconds
+        self._cap_seconds = reconnect_cap_seconds
+        self._on_connected = on_connected
+        self._on_notified = on_notified
+        self._on_crash = on_crash
+        self._rng = rng
+        self._link = Link(
+            dsn,
+            application_name=application_name,
+            idle_in_transaction_seconds=beat_seconds,
+            on_connect=self._prepare,
+        )
+        self._queue: deque[Operation] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._stop = threading.Event()
+        self._running: tuple[float, float] | None = None  # since when, until when it may take
+        self.last_success = time.monotonic()
+        """When the database last answered an operation (monotonic)."""
+
+    # -- for the main thread -------------------------------------------------------------------
+
+    def ask(
+        self,
+        run: Callable[[Store], T],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Try once: `done` with the answer, or `failed` with the error."""
+        self._put(Operation(run, done, failed, self._limit_seconds))
+
+    def tell(
+        self,
+        run: Callable[[Store], T],
+        done: Callable[[T], None] | None = None,
+        *,
+        limit_seconds: float | None = None,
+    ) -> None:
+        """Repeat until the database has answered, before anything that comes after it."""
+        self._put(Operation(run, done or _ignore, None, limit_seconds or self._limit_seconds))
+
+    @property
+    def waiting(self) -> int:
+        """How many operations are not answered yet."""
+        return len(self._queue) + (self._running is not None)
+
+    def end_stuck(self, now: float) -> None:
+        """Break the connection if the running operation takes longer than it may."""
+        running = self._running
+        if running is not None and now > running[1]:
+            self._running = (running[0], now + self._limit_seconds)
+            log.warning(
+                "an operation has no answer: breaking the connection",
+                extra={"event": "work_connection_stuck", "seconds": round(now - running[0], 3)},
+            )
+            self._link.shut()
+
+    def take_over(self) -> list[Operation]:
+        """Take the waiting operations away, to carry them over another connection."""
+        taken = list(self._queue)
+        self._queue.clear()
+        return taken
+
+    def stop(self) -> None:
+        """End the thread; what is not answered is forgotten."""
+        self._stop.set()
+        self._wake()
+        self._link.shut()
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Carry out operations until stopped."""
+        try:
+            self._carry_on()
+        except Exception as error:  # noqa: BLE001  a node without this thread is none: it must not live on
+            crash = error
+            self._mailbox.post(lambda: self._on_crash(crash))
+        self._link.drop()
+
+    def _carry_on(self) -> None:
+        while not self._stop.is_set():
+            if not self._queue:
+                self._wait_for_work()
+                continue
+            try:
+                operation = self._queue.popleft()
+            except IndexError:
+                continue  # taken over meanwhile
+            self._carry_out(operation)
+
+    def _carry_out(self, operation: Operation) -> None:
+        started = time.monotonic()
+        self._running = (started, started + operation.limit_seconds)
+        error = carry_out(operation, self._link, self._mailbox)
+        self._running = None
+        if error is None:
+            self.last_success = time.monotonic()
+            return
+        if operation.failed is None:
+            self._queue.appendleft(operation)
+        self._pause(error)
+
+    def _pause(self, error: Exception) -> None:
+        if self._stop.is_set():
+            return
+        seconds = reconnect_seconds(
+            tries=self._link.tries, cap_seconds=self._cap_seconds, draw=self._rng.random()
+        )
+        level = logging.WARNING if self._link.tries in {1, 10} else logging.DEBUG
+        log.log(
+            level,
+            "%s; trying again",
+            first_line(error),
+            extra={"event": "database_unavailable", "tries": self._link.tries},
+        )
+        deadline = time.monotonic() + seconds
+        while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
+            select.select([self._wake_read], [], [], left)
+            self._clear_wake()
+
+    def _wait_for_work(self) -> None:
+        """Sleep until there is work, and listen meanwhile; reconnect when the server goes away."""
+        connection = self._link.connection
+        if connection is None:
+            try:
+                self._link.store()
+            except TRANSIENT as error:
+                self._link.failed(error)
+                self._pause(error)
+            return
+        try:
+            readable, _, _ = select.select([connection.pgconn.socket, self._wake_read], [], [])
+            if connection.pgconn.socket in readable:
+                connection.pgconn.consume_input()
+                while (notify := connection.pgconn.notifies()) is not None:
+                    self._notified(notify.extra.decode(errors="replace"))
+        except (psycopg.Error, OSError, ValueError) as error:
+            self._link.drop()
+            if not self._stop.is_set():
+                log.warning("%s", first_line(error), extra={"event": "work_connection_lost"})
+        self._clear_wake()
+
+    def _prepare(self, connection: Connection) -> None:
+        connection.add_notify_handler(lambda notify: self._notified(notify.payload))
+        connection.execute("LISTEN rowlock")
+        self._mailbox.post(self._on_connected)
+
+    def _notified(self, payload: str) -> None:
+        self._mailbox.post(lambda: self._on_notified(payload))
+
+    def _put(self, operation: Operation) -> None:
+        self._queue.append(operation)
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            pass
+
+    def _clear_wake(self) -> None:
+        try:
+            os.read(self._wake_read, 65536)
+        except BlockingIOError:
+            pass
+
+
+def _ignore(_answer: Any) -> None:  # Any: an answer of whatever type that nobody asked for
+    pass
