@@ -62,7 +62,6 @@ _STRING_OR_NUMBER: Final = re.compile(rf"{_STRING}|-?\d[\d.eE+-]*", re.DOTALL)
 
 _BAD_ESCAPE: Final = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -96,7 +95,9 @@ def child_path(path: str, part: str | int) -> str:
     if isinstance(part, int):
         return f"{path}[{part}]"
     shown = part if len(part) <= 100 else f"{part[:100]}…"
-    return f"{path}.{shown}" if _IDENTIFIER.fullmatch(part) else f"{path}[{json.dumps(shown)}]"
+    if part.isidentifier():
+        return f"{path}.{shown}"
+    return f"{path}[{json.dumps(shown, ensure_ascii=not shown.isprintable())}]"
 
 
 def path_text(parts: Iterable[str | int]) -> str:

@@ -1,0 +1,140 @@
+"""Settings: read once, validated together, every mistake named at once."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowlock.errors import SettingsError
+from rowlock.settings import Settings
+
+
+def problems_of(env: dict[str, str], **overrides: object) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_environment(env, **overrides)
+    return caught.value.problems
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    settings = Settings.from_environment({})
+    assert (settings.beat_seconds, settings.unreachable_seconds) == (1, 5)
+    assert (settings.removal_grace_seconds, settings.lease_margin_seconds) == (5, 1)
+    assert (settings.drain_seconds, settings.cancel_seconds, settings.poll_seconds) == (30, 10, 10)
+    assert settings.evidence
+    assert settings.removal_seconds == 10
+    assert settings.lease_seconds == 9
+
+
+def test_values_come_from_the_environment_and_the_command_line_wins() -> None:
+    env = {"ROWLOCK_DRAIN_SECONDS": "7.5", "ROWLOCK_EVIDENCE": "off", "ROWLOCK_POLL_SECONDS": "3"}
+    settings = Settings.from_environment(env, poll_seconds=4.0, cancel_seconds=None)
+    assert (settings.drain_seconds, settings.evidence) == (7.5, False)
+    assert (settings.poll_seconds, settings.cancel_seconds) == (4.0, 10.0)
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert Settings.from_environment({"ROWLOCK_BEAT_SECONDS": " "}) == Settings()
+
+
+def test_every_mistake_is_listed_at_once() -> None:
+    problems = problems_of(
+        {
+            "ROWLOCK_BEAT_SECONDS": "2",
+            "ROWLOCK_EVIDENCE": "yes",
+            "ROWLOCK_DRAIN_SECONDS": "-1",
+            "ROWLOCK_RECYCLE_ATTEMPTS": "1.5",
+            "ROWLOCK_POLL_SECONDS": "nan",
+            "ROWLOCK_CANCEL_SECONDS": "soon",
+            "ROWLOCK_LOG_FORMAT": "xml",
+        }
+    )
+    assert problems == [
+        "ROWLOCK_CANCEL_SECONDS=soon must be a number of seconds",
+        "ROWLOCK_EVIDENCE=yes must be on or off",
+        "ROWLOCK_RECYCLE_ATTEMPTS=1.5 must be a whole number, 0 or more",
+        "ROWLOCK_DRAIN_SECONDS=-1.0 must be from 0 to 86400 seconds",
+        "ROWLOCK_POLL_SECONDS=nan must be from 0 to 86400 seconds",
+        "ROWLOCK_LOG_FORMAT=xml must be json or human",
+        "ROWLOCK_UNREACHABLE_SECONDS=5 must be at least 3 times ROWLOCK_BEAT_SECONDS=2",
+    ]
+
+
+@pytest.mark.parametrize(
+    "env, problem",
+    [
+        ({"ROWLOCK_BEAT_SECONDS": "0"}, "ROWLOCK_BEAT_SECONDS=0.0 must be above 0"),
+        ({"ROWLOCK_LEASE_MARGIN_SECONDS": "0"}, "ROWLOCK_LEASE_MARGIN_SECONDS=0.0 must be above 0"),
+        (
+            {"ROWLOCK_LEASE_MARGIN_SECONDS": "5"},
+            "ROWLOCK_LEASE_MARGIN_SECONDS=5 must be less than ROWLOCK_REMOVAL_GRACE_SECONDS=5",
+        ),
+        (
+            {"ROWLOCK_REMOVAL_GRACE_SECONDS": "1.9"},
+            "ROWLOCK_REMOVAL_GRACE_SECONDS=1.9 must be at least 2 times ROWLOCK_BEAT_SECONDS=1",
+        ),
+        (
+            {"ROWLOCK_POLL_SECONDS": "0.5"},
+            "ROWLOCK_POLL_SECONDS=0.5 must be at least ROWLOCK_BEAT_SECONDS=1",
+        ),
+        (
+            {"ROWLOCK_BEAT_SECOND": "2"},
+            "ROWLOCK_BEAT_SECOND is no setting; did you mean ROWLOCK_BEAT_SECONDS?",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_remedy(env: dict[str, str], problem: str) -> None:
+    assert problems_of(env) == [problem]
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    # Kubernetes makes these for a Service named rowlock.
+    env = {"ROWLOCK_PORT": "tcp://10.0.0.1:80", "ROWLOCK_SERVICE_HOST": "10.0.0.1", "PATH": "/bin"}
+    assert Settings.from_environment(env) == Settings()
+
+
+def test_times_of_a_tenth_of_a_second_fit_together_in_spite_of_rounding() -> None:
+    settings = Settings.from_environment(
+        {
+            "ROWLOCK_BEAT_SECONDS": "0.1",
+            "ROWLOCK_UNREACHABLE_SECONDS": "0.3",
+            "ROWLOCK_REMOVAL_GRACE_SECONDS": "0.2",
+            "ROWLOCK_LEASE_MARGIN_SECONDS": "0.1",
+            "ROWLOCK_POLL_SECONDS": "0.1",
+        }
+    )
+    assert settings.lease_seconds == pytest.approx(0.4)
+
+
+def test_settings_made_directly_are_validated_as_well() -> None:
+    with pytest.raises(SettingsError, match="3 times ROWLOCK_BEAT_SECONDS=2"):
+        Settings(beat_seconds=2)
+
+
+def test_an_unknown_override_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(TypeError, match="beats"):
+        Settings.from_environment({}, beats=1)
+
+
+def test_a_password_does_not_show_in_a_log_line() -> None:
+    settings = Settings(dsn="postgresql://u:secret@h/d", work_dsn="postgresql://u:secret@h/d")
+    assert "secret" not in repr(settings)
+
+
+seconds = st.floats(min_value=0.01, max_value=100, allow_nan=False)
+
+
+@given(beat=seconds, unreachable=seconds, grace=seconds, margin=seconds)
+def test_whatever_is_accepted_leaves_a_lease_of_more_than_two_beats(
+    beat: float, unreachable: float, grace: float, margin: float
+) -> None:
+    try:
+        settings = Settings(
+            beat_seconds=beat,
+            unreachable_seconds=unreachable,
+            removal_grace_seconds=grace,
+            lease_margin_seconds=margin,
+            poll_seconds=100,
+        )
+    except SettingsError:
+        return
+    assert settings.lease_seconds > 2 * beat
+    assert 0 < settings.lease_seconds < settings.removal_seconds
