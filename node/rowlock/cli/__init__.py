@@ -1,0 +1,1 @@
+"""The commands of `rowlock`: each module parses one command, calls the layers below, and prints."""

@@ -1,0 +1,16 @@
+"""A node that cannot outlive the `rowlock dev` that started it: `python -m rowlock.cli.dev_node`.
+
+The first argument is the pid of that process, the others are those of `rowlock node`. After a
+kill -9 of `rowlock dev` the kernel kills this process, and with it go its executors.
+"""
+
+import sys
+
+from rowlock.runtime.processes import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+
+    from rowlock.cli.main import main
+
+    sys.exit(main(["node", *sys.argv[2:]]))

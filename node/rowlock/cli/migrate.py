@@ -1,0 +1,21 @@
+"""`rowlock migrate`: brings the database to the schema that this version knows."""
+
+from __future__ import annotations
+
+import argparse
+
+from rowlock.cli import arguments, output
+from rowlock.db.migrate import known_migrations, migrate
+
+
+def run(given: argparse.Namespace) -> int:
+    """Apply what is missing; safe to run at any time, by any number of programs at once."""
+    applied = migrate(arguments.dsn_of(given))
+    version = known_migrations()[-1].version
+    if given.json:
+        output.print_json({"version": version, "applied": applied})
+        return 0
+    for one in applied:
+        print(f"applied {one.version:04}_{one.name} in {one.seconds:.2f} s")
+    print(f"the schema is {'now' if applied else 'up to date:'} version {version}")
+    return 0
