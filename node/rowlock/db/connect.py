@@ -7,7 +7,7 @@ import socket
 from typing import Any, Final
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rowlock.errors import Unavailable
 
@@ -36,12 +36,11 @@ def connect(
     :raises Unavailable: the database cannot be reached, or refuses the login.
     """
     try:
-        given = {key: value for key, value in conninfo_to_dict(dsn).items() if value is not None}
-        connection = psycopg.connect(
-            autocommit=True,
-            application_name=application_name,
-            **{**DEFAULTS, **{k: v for k, v in given.items() if k != "application_name"}},
-        )
+        given: dict[str, Any] = {
+            key: value for key, value in conninfo_to_dict(dsn).items() if value is not None
+        }
+        options: dict[str, Any] = {**DEFAULTS, **given, "application_name": application_name}
+        connection = psycopg.connect(make_conninfo(**options), autocommit=True)
         connection.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false),"
             " set_config('TimeZone', 'UTC', false)",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ class Attempts:
         self._comparing = False
         self.claimable = False
         """A level: work may wait that this node may claim."""
-        self._drain_by: float | None = None
+        self._turned_at = time.monotonic()
 
     # -- what the node asks --------------------------------------------------------------------
 
@@ -199,11 +200,6 @@ class Attempts:
             for attempt in self._live.values()
             if attempt.orphan
         )
-
-    @property
-    def has_results_waiting(self) -> bool:
-        """Whether something waits for the database."""
-        return bool(self._completed or self._settling)
 
     def turn(self, now: float) -> None:
         """Do all that is due."""
@@ -381,7 +377,7 @@ class Attempts:
 
     def _may_join(self, executor: Executor[Attempt]) -> bool:
         """AT_MOST_ONCE and suspected work is never behind or before other work."""
-        if self._pool_is_frozen(executor):
+        if self._is_frozen(executor):
             return False
         if not executor.work:
             return True
@@ -390,7 +386,7 @@ class Attempts:
             a.claim.at_most_once or a.claim.lost for a in executor.work
         )
 
-    def _pool_is_frozen(self, executor: Executor[Attempt]) -> bool:
+    def _is_frozen(self, executor: Executor[Attempt]) -> bool:
         return self._host.board.frozen(executor.index)
 
     def _send(self, executor: Executor[Attempt], attempt: Attempt, now: float) -> None:
@@ -448,12 +444,15 @@ class Attempts:
         )
 
     def _enforce_times(self, now: float) -> None:
+        since_last_turn, self._turned_at = now - self._turned_at, now
         for executor in self._executors:
             if not executor.work:
                 continue
             attempt = executor.work[0]
             if attempt.ending is not None or attempt.sent_at is None:
                 continue
+            if self._is_frozen(executor):
+                attempt.sent_at += since_last_turn  # frozen time is not running time
             limit = attempt.facts.policy.get("timeout_seconds")
             if limit is not None and now - attempt.sent_at > limit and not attempt.orphan:
                 self._host.metrics.timeouts.inc()
@@ -673,7 +672,7 @@ class Attempts:
     @property
     def needs_comparing(self) -> bool:
         """Whether nothing can be claimed or thawed before `compare`."""
-        frozen = any(self._pool_is_frozen(executor) for executor in self._executors)
+        frozen = any(self._is_frozen(executor) for executor in self._executors)
         return not self._exchanging and (not self._synced or (frozen and self._host.lease_holds))
 
     def _reconcile(self, held: dict[int, UUID]) -> None:
@@ -696,7 +695,7 @@ class Attempts:
         for attempt in mine.values():
             gone = held.get(attempt.claim.id) != attempt.claim.token
             executor = attempt.executor
-            frozen = executor is not None and self._pool_is_frozen(executor)
+            frozen = executor is not None and self._is_frozen(executor)
             # Twice missing, or missing where it matters now: an answer may be on its way.
             if gone and (attempt.missing or frozen):
                 self._lose(attempt)
@@ -707,7 +706,7 @@ class Attempts:
         if not self._host.lease_holds:
             return
         for executor in self._executors:
-            if self._pool_is_frozen(executor) and not any(
+            if self._is_frozen(executor) and not any(
                 attempt.ending is Ending.LOST for attempt in executor.work
             ):
                 self._host.board.thaw(executor.index)
@@ -731,7 +730,7 @@ class Attempts:
         if frozen_since is None or now - frozen_since < FROZEN_SECONDS_MAX:
             return
         for executor in self._executors:
-            if executor.work and self._pool_is_frozen(executor):
+            if executor.work and self._is_frozen(executor):
                 self._end(executor.work[0], Ending.FROZEN)
 
     def removed(self) -> None:
@@ -770,8 +769,8 @@ class Attempts:
 
     def drain(self, now: float) -> None:
         """Hand back what was not started, ask running work to stop, wait for the drain time."""
-        self._drain_by = now + self._host.settings.drain_seconds
-        self._stop(list(self._live.values()), self._drain_by, spare_started=True)
+        by = now + self._host.settings.drain_seconds
+        self._stop(list(self._live.values()), by, spare_started=True)
 
     def _stop(self, attempts: list[Attempt], by: float, *, spare_started: bool = False) -> None:
         waiting = [attempt for attempt in attempts if attempt.executor is None]

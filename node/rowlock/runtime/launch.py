@@ -31,7 +31,7 @@ class LaunchRequest:
     launch_key: str | None = None
     pool: str = "default"
     priority: int = 0
-    requester: Mapping[str, Any] = field(default_factory=dict)
+    requester: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
 from rowlock.protocol.backoff import delay_seconds
@@ -47,6 +47,8 @@ TICK_SHARE: Final = 0.1
 TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "ABANDONED"})
 SUPERSEDED: Final = "SUPERSEDED"
 
+Call: TypeAlias = Literal["plan", "finish"]
+
 
 @dataclass(slots=True, eq=False)
 class Master:
@@ -55,13 +57,15 @@ class Master:
     mastership: Mastership
     since: float
     number: int | None = None
-    """Number of the partition() or finish() call that runs in the executor."""
+    """Number of the call that runs in the executor."""
+    call: Call = "plan"
+    """The author's method that runs, or ran last."""
     chunks: int = 0
     looking: bool = False
     look_at: float | None = None
     finish_at: float | None = None
     finish_failures: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict[str, int])
     missing: bool = False
 
     @property
@@ -93,7 +97,7 @@ class Masters:
         self._executor = executor
         self._on_progress = on_progress
         self._driven: dict[UUID, Master] = {}
-        self._calls: deque[tuple[Master, str]] = deque()
+        self._calls: deque[tuple[Master, Call]] = deque()
         self._running: Master | None = None
         self._adopting = False
         self.adoptable = False
@@ -332,6 +336,7 @@ class Masters:
         if self._driven.get(master.execution_id) is not master:
             return
         self._running = master
+        master.call = call
         master.number = next(self._host.numbers)
         self._pool.give(self._executor, master, freezable=True)
         if call == "plan":
@@ -456,7 +461,7 @@ class Masters:
         what = json.loads(error)
         text = f"{what.get('type')}: {what.get('message')}"
         mastership = master.mastership
-        if not master.counts:
+        if master.call == "plan":
             self._fail_plan(master, "PlanFailed", f"partition() failed with {text}")
             return
         master.finish_failures += 1

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -86,8 +86,8 @@ class Node:
         self.name = options.name or socket.gethostname()
         self.http_port: int | None = None
         """The port that /metrics is really on."""
-        self._on_progress = on_progress or (lambda _execution, _progress: None)
-        self._on_registered = on_registered or (lambda: None)
+        self._on_progress = on_progress
+        self._on_registered = on_registered
         self._signals = 0
         self._fatal: Exception | None = None
         self._leaving = False
@@ -127,7 +127,7 @@ class Node:
         self._heartbeat.hurry()
 
     @contextmanager
-    def _parts(self) -> Iterator[None]:
+    def _parts(self) -> Generator[None]:
         settings, options = self.settings, self.options
         rng = random.Random()
         children = Children()
@@ -177,7 +177,7 @@ class Node:
         self._pool = pool
         self._master_executor = pool.executors[-1]
         self.attempts = Attempts(self.host, pool, options.slots)
-        self.masters = Masters(self.host, pool, self._master_executor, self._on_progress)
+        self.masters = Masters(self.host, pool, self._master_executor, self._progressed)
         self._watch = Watch(self.host)
         self._heartbeat = Heartbeat(
             dsn,
@@ -218,7 +218,7 @@ class Node:
             self._selector.close()
 
     @contextmanager
-    def _handled_signals(self) -> Iterator[None]:
+    def _handled_signals(self) -> Generator[None]:
         def handle(_signum: int, _frame: FrameType | None) -> None:
             self._signals += 1
             self._mailbox.wake()
@@ -247,8 +247,9 @@ class Node:
         due = self.masters.next_due()
         wait = TURN_SECONDS_MAX if due is None else min(TURN_SECONDS_MAX, max(0.0, due - now))
         for key, _ in self._selector.select(wait):
-            if isinstance(key.data, Executor) and not isinstance(key.fileobj, int):
-                self._pool.receive(key.data)
+            executor: Executor[Any] | None = key.data
+            if executor is not None and not isinstance(key.fileobj, int):  # no exit descriptor
+                self._pool.receive(executor)
         self._mailbox.deliver()
         now = self._turned_at = time.monotonic()
         self._obey_signals()
@@ -284,17 +285,16 @@ class Node:
     def _carry_over(self, now: float) -> None:
         """The beat speaks for the whole node: waiting writes go over its connection if theirs fails."""
         work = self.host.work
-        if not self.host.registered or not self.attempts.has_results_waiting:
+        if work.unanswered_seconds(now) <= self.settings.unreachable_seconds:
             return
-        if now - work.last_success > self.settings.unreachable_seconds and work.waiting:
-            taken = work.take_over()
-            if taken:
-                log.warning(
-                    "%d writes go over the beat's connection",
-                    len(taken),
-                    extra={"event": "work_carried_over", "count": len(taken)},
-                )
-                self._heartbeat.carry(taken)
+        taken = work.take_over() if self.host.registered else []
+        if taken:
+            log.warning(
+                "%d operations go over the beat's connection",
+                len(taken),
+                extra={"event": "work_carried_over", "count": len(taken)},
+            )
+            self._heartbeat.carry(taken)
 
     def _mind_the_lease(self, now: float) -> None:
         frozen = any(self._board.frozen(executor.index) for executor in self._pool.executors)
@@ -320,7 +320,7 @@ class Node:
             return
         overdue = self._leave_by is not None and now > self._leave_by
         if not self.host.registered:
-            self._left = True
+            self._left = overdue or not self.attempts.load  # orphans may still end
         elif overdue or (self.attempts.is_idle and not self.host.work.waiting):
             self._leaving = True
             self._leave_by = now + LEAVE_SECONDS_MAX
@@ -380,7 +380,8 @@ class Node:
                 node_id,
                 extra={"event": "node_registered", "node": str(node_id), "pool": options.pool},
             )
-            self._on_registered()
+            if self._on_registered is not None:
+                self._on_registered()
 
         self.host.work.tell(run, done)
 
@@ -418,6 +419,10 @@ class Node:
     def _look_failed(self) -> None:
         self.host.metrics.beat_failures.inc()
         self._watch.look_failed()
+
+    def _progressed(self, execution: UUID, progress: Progress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(execution, progress)
 
     def _crashed(self, error: Exception) -> None:
         self._fatal = error

@@ -36,7 +36,7 @@ class Executor(Generic[WorkT]):
     process: ExecutorProcess | None = None
     ready: bool = False
     """It has said Hello and was not asked to leave."""
-    work: deque[WorkT] = field(default_factory=deque)
+    work: deque[WorkT] = field(default_factory=deque["WorkT"])
     """What it was given and has not answered, in the order of its answers."""
     served: int = 0
     failed_starts: int = 0
@@ -101,7 +101,7 @@ class Pool(Generic[WorkT]):
         """Send what is queued, as far as the sockets take it."""
         for executor in self.executors:
             process = executor.process
-            if process is None or not process.unsent:
+            if process is None or not process.unsent or executor.hung_up:
                 continue
             try:
                 done = process.flush()

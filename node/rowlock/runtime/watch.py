@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+COMPARE_SWEEPS: Final = 6
+"""A node compares itself with the database at every sixth sweep, beside every new connection."""
 PROMOTE_MAX: Final = 500
 """Delayed partitions made claimable in one statement."""
 
@@ -33,6 +35,7 @@ class Watch:
             removal_grace_seconds=settings.removal_grace_seconds,
         )
         self._busy: set[str] = set()
+        self._sweeps = 0
         self._sweep_at = time.monotonic() + self._jittered_poll()
 
     def look_failed(self) -> None:
@@ -58,8 +61,10 @@ class Watch:
         if now < self._sweep_at or not self._host.registered:
             return
         self._sweep_at = now + self._jittered_poll()
+        self._sweeps += 1
         self._recover()
-        compare()
+        if self._sweeps % COMPARE_SWEEPS == 0:
+            compare()
 
     def _jittered_poll(self) -> float:
         return self._host.settings.poll_seconds * self._host.rng.uniform(0.8, 1.2)

@@ -113,8 +113,8 @@ class Work(threading.Thread):
         os.set_blocking(self._wake_write, False)
         self._stop = threading.Event()
         self._running: tuple[float, float] | None = None  # since when, until when it may take
-        self.last_success = time.monotonic()
-        """When the database last answered an operation (monotonic)."""
+        self._busy_since = 0.0
+        self._answered_at = 0.0
 
     # -- for the main thread -------------------------------------------------------------------
 
@@ -142,6 +142,10 @@ class Work(threading.Thread):
         """How many operations are not answered yet."""
         return len(self._queue) + (self._running is not None)
 
+    def unanswered_seconds(self, now: float) -> float:
+        """For how long operations have waited without any of them being answered."""
+        return now - max(self._busy_since, self._answered_at) if self.waiting else 0.0
+
     def end_stuck(self, now: float) -> None:
         """Break the connection if the running operation takes longer than it may."""
         running = self._running
@@ -155,9 +159,12 @@ class Work(threading.Thread):
 
     def take_over(self) -> list[Operation]:
         """Take the waiting operations away, to carry them over another connection."""
-        taken = list(self._queue)
-        self._queue.clear()
-        return taken
+        taken: list[Operation] = []
+        while True:
+            try:
+                taken.append(self._queue.popleft())
+            except IndexError:  # the thread may have been quicker
+                return taken
 
     def stop(self) -> None:
         """End the thread; what is not answered is forgotten."""
@@ -193,7 +200,7 @@ class Work(threading.Thread):
         error = carry_out(operation, self._link, self._mailbox)
         self._running = None
         if error is None:
-            self.last_success = time.monotonic()
+            self._answered_at = time.monotonic()
             return
         if operation.failed is None:
             self._queue.appendleft(operation)
@@ -248,6 +255,8 @@ class Work(threading.Thread):
         self._mailbox.post(lambda: self._on_notified(payload))
 
     def _put(self, operation: Operation) -> None:
+        if not self.waiting:
+            self._busy_since = time.monotonic()
         self._queue.append(operation)
         self._wake()
 
