@@ -6,10 +6,19 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], *, seconds: float = 10.0, what: str = "") -> None:
-    """Return as soon as the condition holds; fail the test when it does not within `seconds`."""
+def wait_until(
+    condition: Callable[[], object],
+    *,
+    seconds: float = 10.0,
+    what: str = "",
+    every_seconds: float = 0.002,
+) -> None:
+    """Return as soon as the condition holds; fail the test when it does not within `seconds`.
+
+    `every_seconds` is the pause between two looks: longer for a condition that costs something.
+    """
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"not within {seconds} s: {what or condition}")
-        time.sleep(0.002)
+        time.sleep(every_seconds)

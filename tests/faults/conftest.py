@@ -1,0 +1,45 @@
+"""Fixtures of the tests with real nodes that are killed, paused and cut off.
+
+fleet           nodes over a database of this test's own
+private_fleet   the same over a server of its own, which the test may stop or freeze
+"""
+
+from collections.abc import Generator
+
+import pytest
+
+from tests.support.fleet import Fleet
+from tests.support.postgres import Database
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture
+def fleet(database: Database, request: pytest.FixtureRequest) -> Generator[Fleet]:
+    yield from _fleet(Fleet(database), request)
+
+
+@pytest.fixture
+def private_fleet(private_database: Database, request: pytest.FixtureRequest) -> Generator[Fleet]:
+    yield from _fleet(Fleet(private_database), request)
+
+
+def _fleet(made: Fleet, request: pytest.FixtureRequest) -> Generator[Fleet]:
+    try:
+        yield made
+    finally:
+        made.close(check=not request.node.stash.get(_FAILED, False))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the nodes said during a test that failed."""
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    for value in getattr(item, "funcargs", {}).values():
+        if report.failed and isinstance(value, Fleet):
+            story = value.tell() if report.when == "call" else value.story
+            report.sections.append(("nodes", story))
+    return report

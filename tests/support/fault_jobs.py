@@ -1,0 +1,342 @@
+"""Jobs that do what their slices say, and write down what they do in a ledger outside the database.
+
+A slice is a key and a list of steps; a step can hold its author code up until a file appears, so
+that a test decides when it goes on. The ledger is a file with one JSON object a line: what happened
+(`event`), where (`key`, `attempt`, `node`, `pid`) and when (`at`, the machine's monotonic clock).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import rowlock
+
+NODE_VARIABLE = "FLEET_NODE"
+"""Environment variable with the name of the node that an executor belongs to."""
+
+TICK_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do: the name of a method of `Acts`, and with what."""
+
+    do: str
+    with_: Any = None
+    attempts: list[int] | None = None
+    """Only in these attempts; None is all."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One slice."""
+
+    key: str
+    steps: list[Step] = field(default_factory=list)
+    weight: int = 0
+
+
+@dataclass(frozen=True)
+class Script:
+    """Parameters of all jobs here."""
+
+    ledger: str
+    parts: list[Part]
+    plan: list[Step] = field(default_factory=list)
+    """What partition() does before it yields the parts."""
+    finish: list[Step] = field(default_factory=list)
+
+
+def step(do: str, with_: Any = None, *, attempts: Sequence[int] | None = None) -> Step:
+    """Make a step; `attempts` limits it to these."""
+    return Step(do=do, with_=with_, attempts=None if attempts is None else list(attempts))
+
+
+def part(key: str, *steps: Step, weight: int = 0) -> Part:
+    """Make a slice."""
+    return Part(key=key, steps=list(steps), weight=weight)
+
+
+def parts(count: int, *steps: Step, prefix: str = "p") -> list[Part]:
+    """Make many slices that do the same: p0, p1, …"""
+    return [part(f"{prefix}{number}", *steps) for number in range(count)]
+
+
+class _Enough(Exception):
+    """process() is to return now: it was asked to stop."""
+
+
+class Ledger:
+    """An append-only file that many processes write."""
+
+    def __init__(self, path: str, **always: Any) -> None:
+        self._path = path
+        self._always = always
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Add a line, in one write."""
+        line = {
+            "event": event,
+            **self._always,
+            "node": os.environ.get(NODE_VARIABLE, ""),
+            "pid": os.getpid(),
+            "supervisor": os.getppid(),
+            "at": time.monotonic(),
+            **fields,
+        }
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(fd, (json.dumps(line) + "\n").encode())
+        finally:
+            os.close(fd)
+
+
+class Acts:
+    """What steps can ask for. A method's argument is the step's `with_`."""
+
+    def __init__(self, ledger: Ledger, ctx: rowlock.Context[Script] | None, key: str) -> None:
+        self._ledger = ledger
+        self._ctx = ctx
+        self._key = key
+
+    @property
+    def ctx(self) -> rowlock.Context[Script]:
+        """The context of process(); partition() and finish() have none."""
+        assert self._ctx is not None
+        return self._ctx
+
+    def carry_out(self, steps: Sequence[Step], attempt: int) -> None:
+        """Do all steps that concern this attempt."""
+        for one in steps:
+            if one.attempts is None or attempt in one.attempts:
+                getattr(self, one.do)(one.with_)
+
+    # -- telling and waiting -------------------------------------------------------------------
+
+    def mark(self, event: str) -> None:
+        """Write an event."""
+        self._ledger.write(event)
+
+    def wait(self, path: str) -> None:
+        """Wait until a file appears, deaf to everything else."""
+        while not Path(path).exists():
+            time.sleep(TICK_SECONDS)  # author code: the test makes the file
+
+    def tick(self, path: str) -> None:
+        """The same, and write an event every now and then: proof of when it really ran."""
+        while not Path(path).exists():
+            self._ledger.write("tick")
+            time.sleep(TICK_SECONDS)
+
+    def wait_or_stop(self, path: str) -> None:
+        """Wait until a file appears or the attempt is asked to stop."""
+        while not Path(path).exists():
+            if self.ctx.should_stop:
+                self._ledger.write("asked_to_stop")
+                raise _Enough
+            time.sleep(TICK_SECONDS)
+
+    def sleep(self, seconds: float) -> None:
+        """Take time."""
+        time.sleep(seconds)
+
+    def touch(self, path: str) -> None:
+        """Make a file, for a test or another attempt."""
+        Path(path).touch()
+
+    # -- going wrong ---------------------------------------------------------------------------
+
+    def error(self, text: str) -> NoReturn:
+        """Raise an ordinary exception."""
+        raise ValueError(text)
+
+    def fail(self, reason: str) -> NoReturn:
+        """Fail without a retry."""
+        raise rowlock.Fail(reason)
+
+    def retry_later(self, seconds: float) -> NoReturn:
+        """Ask for another time."""
+        raise rowlock.RetryLater(seconds)
+
+    def exit(self, status: int) -> None:
+        """End the executor as C code does that calls exit()."""
+        os._exit(status)
+
+    def segfault(self, _nothing: None) -> None:
+        """Crash in native code."""
+        _without_core_dump()
+        ctypes.string_at(0)
+
+    def kill_self(self, signum: int) -> None:
+        """End the executor as the kernel does when memory runs out (9)."""
+        os.kill(os.getpid(), signum)
+        time.sleep(60)
+
+    def kill_node(self, _nothing: None) -> None:
+        """Poison: take the whole node along."""
+        self._ledger.write("kills_node")
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+    def hold_gil(self, seconds: float) -> None:
+        """Stay in native code that does not release the interpreter's lock."""
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+    def spawn(self, how: str) -> None:
+        """Start a process that outlives its parent: "child", "session" (its own) or "daemon"."""
+        code = "import time; time.sleep(600)"
+        if how == "daemon":
+            code = (
+                "import os, sys, time\n"
+                "if os.fork(): os._exit(0)\n"
+                "os.setsid()\n"
+                "print(os.getpid(), flush=True)\n"
+                "os.close(1)\n"
+                "time.sleep(600)"
+            )
+        child = subprocess.Popen(
+            [sys.executable, "-S", "-c", code],
+            start_new_session=how == "session",
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        pid = child.pid
+        if how == "daemon":
+            assert child.stdout is not None
+            pid = int(child.stdout.readline())
+        self._ledger.write("spawned", how=how, child=pid)
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def effect(self, name: str) -> None:
+        """An effect outside the database, which carries the idempotency key."""
+        self._ledger.write("effect", name=name, idempotency_key=self.ctx.idempotency_key)
+
+    def rows(self, items: int) -> None:
+        """Business rows in one transaction, whose COMMIT carries the completion."""
+        with self.ctx.transaction() as db:
+            for item in range(items):
+                self._insert(db, item)
+
+    def rows_then_wait(self, path: str) -> None:
+        """A business row, and then an open transaction until a file appears."""
+        with self.ctx.transaction() as db:
+            self._insert(db, 0)
+            self._ledger.write("in_transaction")
+            self.wait(path)
+
+    def chunks(self, how: dict[str, Any]) -> None:
+        """Business rows in chunks that carry the checkpoint.
+
+        `items`, `size`; `hold` = {item: path}: wait for a file before this item's chunk commits, in
+        the first attempt only.
+        """
+        hold: dict[str, str] = how.get("hold", {})
+        for chunk in self.ctx.chunks(
+            lambda after: range((after or 0) + 1, how["items"] + 1),
+            size=how["size"],
+            key=lambda item: item,
+        ):
+            with self.ctx.transaction() as db:
+                for item in chunk:
+                    self._insert(db, item)
+                    if str(item) in hold and self.ctx.attempt == 1:
+                        self._ledger.write("held", item=item)
+                        self.wait(hold[str(item)])
+            self._ledger.write("chunk", first=chunk[0], last=chunk[-1])
+
+    def steps_with_saves(self, how: dict[str, Any]) -> None:
+        """Steps 1 to `count`, saved one by one; `hold` = {step: path}: wait before this one."""
+        hold: dict[str, str] = how.get("hold", {})
+        done = int(self.ctx.checkpoint or 0)
+        while done < how["count"]:
+            if str(done + 1) in hold:
+                self._ledger.write("held", item=done + 1)
+                self.wait(hold[str(done + 1)])
+            done += 1
+            self._ledger.write("step", number=done)
+            self.ctx.save(done)
+
+    def _insert(self, db: Any, item: int) -> None:
+        db.execute(
+            "INSERT INTO fleet.effects (key, item, attempt, node) VALUES (%s, %s, %s, %s)",
+            (self._key, item, self.ctx.attempt, os.environ.get(NODE_VARIABLE, "")),
+        )
+
+
+def _without_core_dump() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class _Scripted(rowlock.Job[Script, Part, str]):
+    """What all jobs here share. A result is the key of its partition."""
+
+    retry = rowlock.Retry(max_attempts=3, initial_seconds=0.05, factor=2.0, max_seconds=0.2)
+
+    def partition(self, params: Script, cluster: rowlock.Cluster) -> Iterator[Part]:
+        ledger = Ledger(params.ledger, key="plan", attempt=0)
+        ledger.write("plan_start", slots=cluster.slots)
+        Acts(ledger, None, "plan").carry_out(params.plan, 0)
+        yield from params.parts
+        ledger.write("plan_end")
+
+    def key(self, part: Part) -> str:
+        return part.key
+
+    def weight(self, part: Part) -> int:
+        return part.weight
+
+    def process(self, part: Part, ctx: rowlock.Context[Script]) -> str:
+        ledger = Ledger(ctx.params.ledger, key=part.key, attempt=ctx.attempt)
+        ledger.write("start")
+        try:
+            Acts(ledger, ctx, part.key).carry_out(part.steps, ctx.attempt)
+        except _Enough:
+            return part.key  # a plain return after should_stop counts as stopped
+        ledger.write("end")
+        return part.key
+
+
+class Work(_Scripted):
+    """AT_LEAST_ONCE, three attempts."""
+
+    name = "fault.work"
+
+
+class Once(_Scripted):
+    """AT_MOST_ONCE."""
+
+    name = "fault.once"
+    delivery = rowlock.AT_MOST_ONCE
+    retry = rowlock.Retry(max_attempts=1)
+
+
+class Summed(_Scripted):
+    """AT_LEAST_ONCE with a finish(), which counts the results and writes one business row."""
+
+    name = "fault.summed"
+
+    def finish(self, params: Script, outcome: rowlock.Outcome[str]) -> dict[str, Any]:
+        ledger = Ledger(params.ledger, key="finish", attempt=0)
+        ledger.write("finish_start")
+        Acts(ledger, None, "finish").carry_out(params.finish, 0)
+        keys = [key for key, _ in outcome.results()]
+        with outcome.transaction() as db:
+            db.execute(
+                "INSERT INTO fleet.effects (key, item, attempt, node) VALUES ('finish', 0, 0, %s)",
+                (os.environ.get(NODE_VARIABLE, ""),),
+            )
+        ledger.write("finish_end")
+        return {"results": len(keys), "distinct": len(set(keys)), "total": outcome.total}

@@ -1,0 +1,723 @@
+"""Real nodes, real masters and a real database, to be killed, paused and cut off by a test.
+
+    with Fleet(database) as fleet:
+        one = fleet.node("one", slots=2)
+        run = fleet.request(parts=[part("a", step("wait", fleet.path("go")))])
+        fleet.wait_started("a")
+        one.kill()
+
+A fleet starts `rowlock node` and `rowlock launch` as they are, with times that are short but keep
+their arithmetic. When it ends without an error it checks what must hold after every scenario; in
+any case it leaves no process behind. A test that fails shows the logs of its nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, LiteralString, Self
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from rowlock.db.store import Store
+from rowlock.registry import Registry
+from rowlock.runtime import processes
+from rowlock.runtime.processes import Process
+from tests.support.fault_jobs import NODE_VARIABLE, Part, Script, Step
+from tests.support.postgres import Database
+from tests.support.supervisor import environment, is_alive, send, state
+from tests.support.waiting import wait_until
+
+JOBS: Final = "tests.support.fault_jobs"
+TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "ABANDONED"})
+
+TIMES: Final[Mapping[str, float]] = {
+    "beat_seconds": 0.2,
+    "unreachable_seconds": 1.0,
+    "removal_grace_seconds": 1.0,
+    "lease_margin_seconds": 0.2,
+    "drain_seconds": 5,
+    "cancel_seconds": 2,
+    "poll_seconds": 1,
+}
+"""The settings of every node here, unless a test says otherwise."""
+
+PATIENCE_SECONDS: Final = 40.0
+"""How long to wait for what takes a second or two on an idle machine."""
+
+_MARK: Final = "FLEET"
+"""Environment variable by which every process of a fleet is found, whoever adopted it."""
+_LOG_LINES_SHOWN: Final = 150
+_SCHEMA: Final = Path(__file__).with_name("fleet.sql")
+# Of these a node that works as it should logs none.
+_ALARMING: Final = frozenset({"operation_refused", "protocol_error"})
+
+Row = Any  # a row with its columns as attributes
+
+
+def eventually(
+    condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS
+) -> None:
+    """Wait for something that costs a query or a file to look at."""
+    wait_until(condition, seconds=seconds, what=what, every_seconds=0.02)
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+class Member:
+    """A process of the fleet that is a node: a worker, or the master of a launch."""
+
+    def __init__(
+        self, fleet: Fleet, name: str, argv: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        self.fleet = fleet
+        self.name = name
+        self.mark = f"{fleet.mark}.{secrets.token_hex(4)}"
+        self.log_path = fleet.folder / f"{name}-{self.mark[-8:]}.log"
+        self.out_path = self.log_path.with_suffix(".out")
+        with self.log_path.open("wb") as log, self.out_path.open("wb") as out:
+            self.popen = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                env={**env, _MARK: self.mark, NODE_VARIABLE: name},
+                start_new_session=True,
+            )
+        started = processes.look_up(self.popen.pid)
+        assert started is not None  # not reaped, so its entry is there
+        self.process: Process = started
+
+    @property
+    def pid(self) -> int:
+        """Pid of the supervisor."""
+        return self.popen.pid
+
+    # -- what it says --------------------------------------------------------------------------
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log so far."""
+        found: list[dict[str, Any]] = []
+        for line in self.log_path.read_text(errors="replace").splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                found.append({"event": None, "level": "RAW", "message": line})
+        return found
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        """The lines of one kind."""
+        return [line for line in self.lines() if line.get("event") == event]
+
+    def wait_event(self, event: str, count: int = 1) -> dict[str, Any]:
+        """Wait until it has logged this so many times; the last of them."""
+        eventually(
+            lambda: self._is_gone_early() or len(self.events(event)) >= count,
+            f"{self.name} logs {event} {count} times",
+        )
+        found = self.events(event)
+        assert len(found) >= count, f"{self.name} has ended: {self.popen.returncode}"
+        return found[count - 1]
+
+    def _is_gone_early(self) -> bool:
+        return self.popen.poll() is not None
+
+    def metrics(self) -> dict[str, float]:
+        """Its metrics, by name with labels as Prometheus writes them."""
+        port = self.wait_event("http_listening")["port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        pairs = re.findall(r"^([a-z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
+        return {name: float(value) for name, value in pairs}
+
+    def metric(self, name: str) -> float:
+        """The sum of one metric over its labels."""
+        found = self.metrics()
+        return sum(value for key, value in found.items() if key.split("{")[0] == name)
+
+    # -- its processes -------------------------------------------------------------------------
+
+    def family(self) -> list[Process]:
+        """All living processes of this node, whoever is their parent."""
+        return _marked(self.mark)
+
+    def executors(self) -> list[Process]:
+        """Its executors that live."""
+        return [p for p in self.family() if _runs(p, b"rowlock.runtime.executor")]
+
+    def watchdog(self) -> Process:
+        """Its watchdog."""
+        (found,) = [p for p in self.family() if _runs(p, b"rowlock-watchdog")]
+        return found
+
+    # -- what is done to it --------------------------------------------------------------------
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        """Signal the supervisor alone."""
+        send(self.process, signum)
+
+    def stop(self) -> None:
+        """Pause the supervisor alone."""
+        send(self.process, signal.SIGSTOP)
+        wait_until(lambda: state(self.process) in {"T", ""}, what="it stands still")
+
+    def cont(self) -> None:
+        """Let the supervisor go on."""
+        send(self.process, signal.SIGCONT)
+
+    def pause(self) -> None:
+        """Pause the whole node: supervisor, watchdog, executors and what they started."""
+        self.stop()
+        wait_until(self._hold_still, what=f"{self.name} stands still")
+
+    def _hold_still(self) -> bool:
+        moving = [p for p in self.family() if state(p) not in {"T", "Z", ""}]
+        for process in moving:
+            send(process, signal.SIGSTOP)
+        return not moving
+
+    def resume(self) -> None:
+        """Let the whole node go on, all at once."""
+        for process in self.family():
+            send(process, signal.SIGCONT)
+
+    def crash(self) -> None:
+        """End every process of the node at once, as a machine that loses power does."""
+        self.pause()
+        for process in self.family():
+            send(process, signal.SIGKILL)
+        self.popen.wait(PATIENCE_SECONDS)
+
+    def wait_gone(self) -> int:
+        """Wait for the supervisor's end, and for that of all it started; its exit status."""
+        status = self.popen.wait(PATIENCE_SECONDS)
+        wait_until(
+            lambda: not self.family(),
+            seconds=PATIENCE_SECONDS,
+            what=f"all processes of {self.name} end: {self.family()}",
+            every_seconds=0.02,
+        )
+        return status
+
+    def terminate_and_wait(self) -> int:
+        """Drain it and wait until it has left; its exit status."""
+        self.kill(signal.SIGTERM)
+        return self.wait_gone()
+
+
+class NodeProcess(Member):
+    """A `rowlock node`."""
+
+    @property
+    def incarnations(self) -> list[UUID]:
+        """Every node id that it has had."""
+        return [UUID(line["node"]) for line in self.events("node_registered")]
+
+    @property
+    def incarnation(self) -> UUID:
+        """Its present node id."""
+        return self.incarnations[-1]
+
+    def wait_registered(self, count: int = 1) -> Self:
+        """Wait until it has registered (so many times)."""
+        self.wait_event("node_registered", count)
+        return self
+
+    def row(self) -> Row:
+        """Its row in the database."""
+        return self.fleet.one(
+            "SELECT * FROM rowlock.batch_nodes WHERE node_id = %s", self.incarnation
+        )
+
+
+class LaunchProcess(Member):
+    """A `rowlock launch`: a master, to be killed."""
+
+    @property
+    def out(self) -> list[dict[str, Any]]:
+        """What it has printed."""
+        return [json.loads(line) for line in self.out_path.read_text().splitlines() if line]
+
+    @property
+    def execution(self) -> UUID:
+        """The execution it stands for; waits until it is known."""
+        eventually(lambda: self.out or self._is_gone_early(), f"{self.name} prints its execution")
+        assert self.out, f"{self.name} has ended without a word: {self.popen.returncode}"
+        return UUID(self.out[0]["execution_id"])
+
+    @property
+    def incarnation(self) -> UUID:
+        """Its latest node id."""
+        return UUID(
+            str(
+                self.fleet.value(
+                    "SELECT node_id FROM rowlock.batch_nodes WHERE only_execution = %s"
+                    " ORDER BY started_at DESC LIMIT 1",
+                    self.execution,
+                )
+            )
+        )
+
+    def wait_exit(self) -> int:
+        """Wait for its end; the exit code."""
+        return self.wait_gone()
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _runs(process: Process, word: bytes) -> bool:
+    try:
+        return word in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _marked(mark: str) -> list[Process]:
+    """Living processes whose environment carries this mark, or one that it begins."""
+    wanted = f"{_MARK}={mark}".encode()
+    return [
+        process
+        for process in processes.table().values()
+        if process.state not in {"Z", "X"}
+        and any(variable.startswith(wanted) for variable in _environ(process.pid).split(b"\0"))
+    ]
+
+
+# -- the ledger --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the ledger."""
+
+    event: str
+    key: str
+    attempt: int
+    node: str
+    pid: int
+    at: float
+    more: Mapping[str, Any]
+
+
+class Entries(list[Entry]):
+    """What author code did, in the order in which it did it."""
+
+    def of(self, event: str, key: str | None = None) -> Entries:
+        """The entries of one kind, of one partition."""
+        return Entries(e for e in self if e.event == event and key in {None, e.key})
+
+    def starts(self, key: str) -> Entries:
+        """When author code began with a partition."""
+        return self.of("start", key)
+
+    def ends(self, key: str) -> Entries:
+        """When author code came to the end of a partition."""
+        return self.of("end", key)
+
+    def overlaps(self) -> list[tuple[Entry, Entry]]:
+        """Pairs of attempts at one partition where the earlier still acted after the later began."""
+        spans: dict[tuple[str, int], list[Entry]] = {}
+        for entry in sorted(self, key=lambda entry: entry.at):
+            spans.setdefault((entry.key, entry.attempt), []).append(entry)
+        return [
+            (first[-1], second[0])
+            for (key, attempt), first in spans.items()
+            for (other, later), second in spans.items()
+            if key == other and attempt < later and first[-1].at >= second[0].at
+        ]
+
+
+# -- the fleet ---------------------------------------------------------------------------------
+
+
+class Fleet:
+    """Nodes over one database. Use it in a `with`."""
+
+    def __init__(self, database: Database, **settings: float | str) -> None:
+        """Prepare the database.
+
+        Args:
+            database: Of this test alone.
+            settings: Of every node, by the names of `Settings`; the rest is `TIMES`.
+        """
+        self.database = database
+        self.mark = secrets.token_hex(8)
+        self.folder = Path(tempfile.mkdtemp(prefix="fleet-"))
+        self.members: list[Member] = []
+        self.settings = {**TIMES, **settings}
+        self._admin: psycopg.Connection[Any] | None = None
+        self._registry = Registry().load([JOBS])
+        with database.connect() as db:
+            db.execute(_SCHEMA.read_bytes())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(check=error is None)
+        if error is not None:
+            error.add_note(self.story)
+
+    def close(self, *, check: bool) -> None:
+        """End every process; check first what must hold after every scenario if `check`."""
+        try:
+            if check:
+                self.check()
+        finally:
+            self.story = self.tell()
+            left = self._end_all()
+            if self._admin is not None:
+                self._admin.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if check:
+            assert not left, f"processes outlived their supervisor: {left}"
+            deadlocks = self.database.value(
+                "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+            )
+            assert deadlocks == 0, f"{deadlocks} deadlocks"
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def node(
+        self,
+        name: str,
+        *,
+        slots: int = 1,
+        pool: str = "default",
+        jobs: str = JOBS,
+        wait: bool = True,
+        **env: str | float,
+    ) -> NodeProcess:
+        """Start a node.
+
+        Args:
+            name: Also in its log's name and in the ledger.
+            slots: Attempts at a time.
+            pool: Its pool.
+            jobs: The module of jobs that it imports.
+            wait: Until it has registered.
+            env: Settings by the names of `Settings`, or whole environment variables in capitals.
+        """
+        argv = [
+            *(sys.executable, "-m", "rowlock", "node", "--name", name, "--slots", str(slots)),
+            *("--pool", pool, "--import", jobs, "--http", "0", "--log-format", "json"),
+        ]
+        node = NodeProcess(self, name, argv, self._environment(env))
+        self.members.append(node)
+        return node.wait_registered() if wait else node
+
+    def launch(
+        self,
+        job: str = "fault.work",
+        *,
+        parts: Sequence[Part] = (),
+        plan: Sequence[Step] = (),
+        finish: Sequence[Step] = (),
+        slots: int = 0,
+        name: str = "launch",
+        arguments: Sequence[str] = (),
+        **env: str | float,
+    ) -> LaunchProcess:
+        """Launch a job from a process of its own, which becomes its master."""
+        file = self.folder / f"params-{secrets.token_hex(4)}.json"
+        file.write_text(self.script(parts, plan=plan, finish=finish))
+        argv = [
+            *(sys.executable, "-m", "rowlock", "launch", job, "--params", f"@{file}"),
+            *("--slots", str(slots), "--import", JOBS, "--json", *arguments),
+        ]
+        member = LaunchProcess(self, name, argv, self._environment(env))
+        self.members.append(member)
+        return member
+
+    def _environment(self, env: Mapping[str, str | float]) -> dict[str, str]:
+        own = {key: value for key, value in os.environ.items() if not key.startswith("ROWLOCK_")}
+        found = {**own, "PYTHONPATH": environment()["PYTHONPATH"]}
+        found["ROWLOCK_DSN"] = self.database.dsn_as("rowlock_node")
+        found["ROWLOCK_LOG_FORMAT"] = "json"
+        for key, value in {**self.settings, **env}.items():
+            found[key if key.isupper() else f"ROWLOCK_{key.upper()}"] = str(value)
+        return found
+
+    # -- executions ----------------------------------------------------------------------------
+
+    def script(
+        self,
+        parts: Sequence[Part],
+        *,
+        plan: Sequence[Step] = (),
+        finish: Sequence[Step] = (),
+    ) -> str:
+        """JSON text of the parameters of a job of `fault_jobs`."""
+        script = Script(
+            ledger=str(self.ledger_path), parts=list(parts), plan=list(plan), finish=list(finish)
+        )
+        return json.dumps(asdict(script))
+
+    def request(
+        self,
+        job: str = "fault.work",
+        *,
+        parts: Sequence[Part],
+        plan: Sequence[Step] = (),
+        finish: Sequence[Step] = (),
+        pool: str = "default",
+        instance: str | None = None,
+        priority: int = 0,
+        adopt_after_seconds: float = 0,
+        **policy: Any,
+    ) -> UUID:
+        """Ask for an execution, for any node to adopt.
+
+        Args:
+            policy: What differs from the job's own: max_attempts, timeout_seconds, max_failed, …
+        """
+        found = self._registry.definition(job)
+        with self.database.connect(role="rowlock_node") as db:
+            execution, outcome = Store(db).request(
+                uuid.uuid4(),
+                job=job,
+                contract_hash=found.contract_hash,
+                policy={**found.policy, **policy},
+                delivery=found.job.delivery,
+                instance_key=instance or uuid.uuid4().hex,
+                parameters=found.parameters.encode(
+                    found.parameters.decode(self.script(parts, plan=plan, finish=finish))
+                ),
+                pool=pool,
+                priority=priority,
+                adopt_after_seconds=adopt_after_seconds,
+            )
+        assert outcome == "requested", outcome
+        return execution
+
+    def cancel(self, execution: UUID) -> str:
+        """Cancel an execution."""
+        with self.database.connect(role="rowlock_operator") as db:
+            return Store(db).cancel(execution, "a test", None)
+
+    def status(self, execution: UUID) -> str:
+        """The status of an execution."""
+        return str(
+            self.value(
+                "SELECT status FROM rowlock.batch_job_coordination WHERE execution_id = %s",
+                execution,
+            )
+        )
+
+    def wait(
+        self, execution: UUID, status: str = "COMPLETED", *, seconds: float = PATIENCE_SECONDS
+    ) -> Row:
+        """Wait until an execution has this status; its row. Another end fails at once."""
+        reached = {status} | TERMINAL
+        eventually(
+            lambda: self.status(execution) in reached, f"{execution} becomes {status}", seconds
+        )
+        row = self.execution(execution)
+        assert row.status == status, (
+            f"{row.status}: {row.failure_message}; {self.rows_of(execution)}"
+        )
+        return row
+
+    def execution(self, execution: UUID) -> Row:
+        """The row of an execution."""
+        return self.one(
+            "SELECT * FROM rowlock.batch_job_coordination WHERE execution_id = %s", execution
+        )
+
+    def partition(self, key: str, execution: UUID | None = None) -> Row:
+        """The row of a partition; of the only execution if none is named."""
+        return self.one(
+            "SELECT * FROM rowlock.batch_partitions WHERE partition_key = %s"
+            " AND (%s::uuid IS NULL OR execution_id = %s)",
+            *(key, execution, execution),
+        )
+
+    def rows_of(self, execution: UUID) -> list[Row]:
+        """The partitions of an execution, in short."""
+        return self.rows(
+            "SELECT partition_key, status, claims, failures, lost, alone, last_error"
+            " FROM rowlock.batch_partitions WHERE execution_id = %s ORDER BY id",
+            execution,
+        )
+
+    def wait_partition(self, key: str, status: str, execution: UUID | None = None) -> Row:
+        """Wait until a partition has this status; its row."""
+        eventually(
+            lambda: self.rows(
+                "SELECT FROM rowlock.batch_partitions WHERE partition_key = %s AND status = %s"
+                " AND (%s::uuid IS NULL OR execution_id = %s)",
+                *(key, status, execution, execution),
+            ),
+            f"partition {key} becomes {status}",
+        )
+        return self.partition(key, execution)
+
+    def db_events(self, event: str) -> list[Row]:
+        """The rows of batch_events of one kind."""
+        return self.rows("SELECT * FROM rowlock.batch_events WHERE event = %s ORDER BY id", event)
+
+    def transitions(self, key: str) -> list[tuple[str, str]]:
+        """Every change of state of a partition."""
+        found = self.rows(
+            "SELECT was, became FROM fleet.transitions WHERE key = %s ORDER BY id", key
+        )
+        return [(row.was, row.became) for row in found]
+
+    # -- files ---------------------------------------------------------------------------------
+
+    @property
+    def ledger_path(self) -> Path:
+        """Where author code writes down what it does."""
+        return self.folder / "ledger"
+
+    def path(self, name: str) -> str:
+        """A file that does not exist yet, for a step that waits."""
+        return str(self.folder / name)
+
+    def open(self, name: str) -> None:
+        """Make that file: whoever waits goes on."""
+        (self.folder / name).touch()
+
+    def ledger(self) -> Entries:
+        """What author code has done so far."""
+        if not self.ledger_path.exists():
+            return Entries()
+        found = Entries()
+        for text in self.ledger_path.read_text().splitlines():
+            line = json.loads(text)
+            known = {
+                name: line.pop(name) for name in ("event", "key", "attempt", "node", "pid", "at")
+            }
+            found.append(Entry(**known, more=line))
+        return found
+
+    def wait_ledger(self, event: str, key: str, count: int = 1) -> Entry:
+        """Wait until author code has written this so many times; the last of them."""
+        eventually(
+            lambda: len(self.ledger().of(event, key)) >= count,
+            f"{key} writes {event} {count} times",
+        )
+        return self.ledger().of(event, key)[count - 1]
+
+    def wait_started(self, key: str, attempts: int = 1) -> Entry:
+        """Wait until author code has begun with a partition (so many times)."""
+        return self.wait_ledger("start", key, attempts)
+
+    # -- the database --------------------------------------------------------------------------
+
+    def rows(self, query: LiteralString, *parameters: Any) -> list[Row]:
+        """The rows of a statement, as superuser."""
+        if self._admin is None or self._admin.closed:
+            self._admin = psycopg.connect(
+                self.database.dsn,
+                autocommit=True,
+                row_factory=namedtuple_row,
+                application_name="fleet",
+            )
+        cursor = self._admin.execute(query, parameters or None)
+        return cursor.fetchall() if cursor.description is not None else []
+
+    def one(self, query: LiteralString, *parameters: Any) -> Row:
+        """The only row of a statement."""
+        (row,) = self.rows(query, *parameters)
+        return row
+
+    def value(self, query: LiteralString, *parameters: Any) -> Any:  # Any: the statement knows
+        """The only value of a statement."""
+        ((value,),) = self.rows(query, *parameters)
+        return value
+
+    # -- what must always hold -----------------------------------------------------------------
+
+    def check(self) -> None:
+        """What must hold after every scenario."""
+        assert not self.value("SELECT is_called FROM fleet.violations"), "see the logs: violation"
+        eventually(
+            lambda: (
+                not self.rows(
+                    "SELECT FROM rowlock.batch_partitions p WHERE p.status = 'CLAIMED' AND NOT EXISTS ("
+                    " SELECT FROM rowlock.batch_nodes n"
+                    " WHERE n.node_id = p.assigned_node AND n.status <> 'REMOVED')"
+                )
+                or not any(is_alive(member.process) for member in self.members)
+            ),
+            "no claim of a removed node stands",
+        )
+        wrong = self.rows(
+            "SELECT p.execution_id, p.counts AS recounted, c.counts FROM ("
+            "  SELECT execution_id, ARRAY[sum((status = 'COMPLETED')::int),"
+            "    sum((status = 'FAILED')::int), sum((status = 'CANCELLED')::int)] AS counts"
+            "  FROM rowlock.batch_partitions GROUP BY 1) p"
+            " LEFT JOIN (SELECT execution_id,"
+            "    ARRAY[sum(completed), sum(failed), sum(cancelled)]::bigint[] AS counts"
+            "  FROM rowlock.batch_counts GROUP BY 1) c USING (execution_id)"
+            " WHERE p.counts <> coalesce(c.counts, '{0,0,0}')"
+        )
+        assert not wrong, f"counts differ from a recount: {wrong}"
+        doubled = self.rows(
+            "SELECT key, item, count(*) FROM fleet.effects GROUP BY 1, 2 HAVING count(*) > 1"
+        )
+        assert not doubled, f"business rows written more than once: {doubled}"
+        alarming = [
+            (member.name, line)
+            for member in self.members
+            for line in member.lines()
+            if line.get("event") in _ALARMING or "Traceback" in str(line.get("message"))
+        ]
+        assert not alarming, f"a node logged what it never should: {alarming}"
+
+    def _end_all(self) -> list[Process]:
+        """Kill every supervisor; what does not end by itself is killed too, and returned."""
+        for member in self.members:
+            member.resume()
+            member.kill()
+        for member in self.members:
+            member.popen.wait()
+        try:
+            wait_until(lambda: not _marked(self.mark), seconds=15, every_seconds=0.02)
+        except AssertionError:
+            left = _marked(self.mark)
+            while remaining := _marked(self.mark):
+                for process in remaining:
+                    send(process, signal.SIGKILL)
+            return left
+        return []
+
+    def tell(self) -> str:
+        """The logs of all members and the ledger, for a test that failed."""
+        told: list[str] = []
+        for member in self.members:
+            lines = member.log_path.read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
+            told += [f"--- {member.name} (pid {member.pid}, {member.popen.poll()})", *lines]
+            if isinstance(member, LaunchProcess):
+                told += ["--- printed", member.out_path.read_text(errors="replace")]
+        if self.ledger_path.exists():
+            ledger = self.ledger_path.read_text().splitlines()[-_LOG_LINES_SHOWN:]
+            told += ["--- ledger", *(line for line in ledger if '"tick"' not in line)]
+        return "\n".join(told)
