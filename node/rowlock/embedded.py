@@ -300,7 +300,6 @@ class _Guardian:
             [sys.executable, "-I", embedded_guardian.__file__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd="/",
             start_new_session=True,
         )
         self._lock = threading.Lock()

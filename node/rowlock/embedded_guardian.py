@@ -710,6 +710,7 @@ def _end(_signal: int, _frame: object) -> None:
 def main() -> None:
     """Serve the process that started this one until it ends."""
     parent = int(sys.argv[1])
+    os.chdir("/")  # hold no file system that somebody may want to unmount
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
