@@ -31,10 +31,11 @@ def tracked_files(*patterns: str) -> list[Path]:
 def loaded_by(statement: str, modules: Iterable[str]) -> list[str]:
     """Those of the modules that are loaded after a statement in a fresh interpreter."""
     program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
-    said = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    return sorted(set(modules) & set(json.loads(said.splitlines()[-1])))
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return sorted(set(modules) & set(json.loads(ended.stdout.splitlines()[-1])))
 
 
 def test_operator_is_the_standard_library() -> None:
