@@ -31,6 +31,19 @@ _CLAIM: LiteralString = (
 _COMPLETE: LiteralString = (
     "SELECT id, outcome FROM rowlock.complete(%s, %s::bigint[], %s::uuid[], %s::text[]::jsonb[])"
 )
+# One statement, so that the server has the whole of it or nothing. Of two statements in a pipeline the
+# first may arrive alone: a node that froze or vanished there held its own row, and nobody could remove
+# it (idle_in_transaction_session_timeout does not see a half-sent pipeline). The branches of UNION ALL
+# run in their order, and each function sees what the one before it wrote.
+_COMPLETE_AND_CLAIM: LiteralString = (
+    "SELECT outcome, id, NULL AS execution_id, NULL AS step, NULL AS partition_key,"
+    " NULL AS claim_token, NULL AS claims, NULL AS failures, NULL AS lost, NULL AS alone,"
+    " NULL AS started, NULL AS delivery, NULL AS slice, NULL AS checkpoint"
+    " FROM rowlock.complete(%s, %s::bigint[], %s::uuid[], %s::text[]::jsonb[])"
+    " UNION ALL"
+    " SELECT NULL, id, execution_id, step, partition_key, claim_token, claims, failures, lost, alone,"
+    " started, delivery, slice, checkpoint FROM rowlock.claim(%s, %s, %s, %s, %s)"
+)
 
 
 class Store:
@@ -163,10 +176,18 @@ class Store:
         """
         if not completions:
             return {}, self.claim(node, slots=slots, prefetch=prefetch, idle=idle, seed=seed)
-        with self.connection.pipeline():
-            done = self.connection.execute(_COMPLETE, _complete_arguments(node, completions))
-            taken = self.connection.execute(_CLAIM, (node, slots, prefetch, idle, seed))
-        return dict(done.fetchall()), [_claim(row) for row in taken.fetchall()]
+        cursor = self.connection.execute(
+            _COMPLETE_AND_CLAIM,
+            (*_complete_arguments(node, completions), node, slots, prefetch, idle, seed),
+        )
+        outcomes: dict[int, str] = {}
+        claims: list[Claim] = []
+        for outcome, *row in cursor.fetchall():
+            if outcome is None:
+                claims.append(_claim(tuple(row)))
+            else:
+                outcomes[row[0]] = outcome
+        return outcomes, claims
 
     def fail(
         self,
@@ -384,6 +405,9 @@ class Store:
 
     def cancel(self, execution: UUID, actor: str, reason: str | None) -> str:
         """Cancel an execution: 'closing', 'unknown', or the terminal status it has."""
+        # First, and committed: nothing more is claimed. Otherwise the lock of the second statement
+        # may wait for as long as claims overlap.
+        self._run("SELECT rowlock.request_cancel(%s, %s, %s)", (execution, actor, reason))
         return str(self._value("SELECT rowlock.cancel(%s, %s, %s)", (execution, actor, reason)))
 
     # -- plumbing ----------------------------------------------------------------------------

@@ -80,7 +80,7 @@ BEGIN
         true,
         NOT v_draining AND EXISTS (
             SELECT FROM batch_job_coordination e
-            WHERE e.pool = v_pool AND e.status = 'RUNNING'
+            WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
               AND (v_only IS NULL OR e.execution_id = v_only)
               AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
               AND (EXISTS (SELECT FROM batch_partitions p
@@ -95,8 +95,8 @@ BEGIN
         EXISTS (SELECT FROM batch_nodes n WHERE n.status = 'REMOVED' AND n.recovered_at IS NULL),
         ARRAY(SELECT x.id FROM unnest(p_executions) AS x (id)
               LEFT JOIN batch_job_coordination e ON e.execution_id = x.id
-              WHERE e.status IS DISTINCT FROM 'RUNNING' AND e.status IS DISTINCT FROM 'PLANNING'
-                AND e.status IS DISTINCT FROM 'FINISHING'),
+              WHERE e.status IS NULL
+                 OR e.status IN ('CLOSING', 'COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')),
         coalesce((SELECT jsonb_agg(jsonb_build_array(n.node_id, n.beat, n.status))
                   FROM batch_nodes n WHERE n.status <> 'REMOVED' AND n.node_id <> p_node), '[]');
 END
@@ -173,7 +173,8 @@ END
 $$;
 
 -- Take the claims of a node that is REMOVED or absent away from it. Never waits: what is locked
--- is left to the next pass. The caller has made sure that the owner cannot claim any more.
+-- is left to the next pass. The caller has made sure that the owner cannot claim any more, and holds
+-- its node row if there is one.
 CREATE FUNCTION rowlock._recover_claims(p_owner uuid, p_actor text)
 RETURNS TABLE (moved bigint, failed bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
@@ -181,6 +182,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := rowlock.now();
+    v_ids bigint[] := ARRAY[]::bigint[];
     r record;
 BEGIN
     moved := 0; failed := 0;
@@ -231,18 +233,16 @@ BEGIN
                     'its node was lost in %s attempts, the last time with nothing else running there',
                     p.lost + 1)) END
         FROM verdicts v WHERE p.id = v.id
-        RETURNING p.id, p.execution_id, p.step, v.verdict, p.claims, p.failures
+        RETURNING p.id, p.execution_id, v.verdict, p.claims, p.failures
     LOOP
         moved := moved + (r.verdict = 'PENDING')::integer;
         failed := failed + (r.verdict = 'FAILED')::integer;
-        IF r.verdict <> 'PENDING' THEN
-            PERFORM rowlock._count(r.execution_id, r.step, p_owner, 0,
-                                   (r.verdict = 'FAILED')::integer, (r.verdict = 'CANCELLED')::integer);
-        END IF;
+        v_ids := v_ids || r.id;
         PERFORM rowlock._event('partition_recovered', r.execution_id, r.id, p_owner, p_actor,
                                jsonb_build_object('now', r.verdict, 'claims', r.claims,
                                                   'failures', r.failures));
     END LOOP;
+    PERFORM rowlock._count_ended(p_owner, v_ids);
     IF NOT EXISTS (SELECT FROM batch_partitions p
                    WHERE p.status = 'CLAIMED' AND p.assigned_node = p_owner) THEN
         UPDATE batch_nodes n SET recovered_at = v_now
@@ -272,7 +272,11 @@ BEGIN
         WHERE p.status = 'CLAIMED'
           AND NOT EXISTS (SELECT FROM batch_nodes n
                           WHERE n.node_id = p.assigned_node AND n.status <> 'REMOVED')
+        ORDER BY 1  -- two passes that meet want the same counters: in the same order
     LOOP
+        -- The node row comes before its partitions in the lock order. Whoever holds it recovers it.
+        PERFORM FROM batch_nodes n WHERE n.node_id = v_owner FOR NO KEY UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND AND EXISTS (SELECT FROM batch_nodes n WHERE n.node_id = v_owner);
         SELECT * INTO r FROM rowlock._recover_claims(v_owner, 'node ' || p_actor);
         moved := moved + r.moved;
         failed := failed + r.failed;
@@ -286,12 +290,18 @@ CREATE FUNCTION rowlock.deregister(p_node uuid, p_reason text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 BEGIN
-    UPDATE batch_nodes
-    SET status = 'REMOVED', removed_at = rowlock.now(), removed_reason = p_reason, draining = true
-    WHERE node_id = p_node AND status <> 'REMOVED';
+    -- FOR UPDATE waits for a claim of this node that is still on its way (its connection broke, the
+    -- statement runs on). A plain UPDATE would not: that claim then committed after the recovery, and
+    -- its rows stayed CLAIMED by a removed node.
+    PERFORM FROM batch_nodes
+    WHERE node_id = p_node AND status <> 'REMOVED'
+    FOR UPDATE;  -- guard: no claim of this node commits after it left
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    UPDATE batch_nodes
+    SET status = 'REMOVED', removed_at = rowlock.now(), removed_reason = p_reason, draining = true
+    WHERE node_id = p_node;
     PERFORM rowlock._event('node_left', NULL, NULL, p_node, 'node ' || p_node,
                            jsonb_build_object('reason', p_reason));
     PERFORM rowlock._recover_claims(p_node, 'node ' || p_node);

@@ -27,6 +27,8 @@ DECLARE
     v_share integer[];
     v_delivery text[];
     v_ids bigint[];
+    v_first integer;
+    v_next integer := 1;
     v_kind text;
     v_row batch_partitions;
 BEGIN
@@ -44,7 +46,8 @@ BEGIN
     v_alone := EXISTS (
         SELECT FROM batch_partitions p JOIN batch_job_coordination e USING (execution_id)
         WHERE p.status = 'PENDING' AND p.ready AND p.alone
-          AND e.pool = v_pool AND e.status = 'RUNNING' AND (v_only IS NULL OR e.execution_id = v_only)
+          AND e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
+          AND (v_only IS NULL OR e.execution_id = v_only)
           AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash));
     IF v_alone AND (NOT p_idle OR p_slots < 1) THEN
         RETURN;
@@ -53,18 +56,20 @@ BEGIN
         v_want := 1;
     END IF;
 
-    -- 1. The executions: by priority, inside one in an order drawn from the seed, each with its
-    -- share. SKIP LOCKED: a long cancel stalls nobody, and no claim commits after it.
-    SELECT array_agg(y.execution_id ORDER BY y.priority DESC, y.h),
-           array_agg(y.share ORDER BY y.priority DESC, y.h),
-           array_agg(y.delivery ORDER BY y.priority DESC, y.h)
+    -- 1. The executions: by priority, inside one first by kind of delivery (one claim serves one kind)
+    -- and then in an order, both drawn from the seed; each with its share. SKIP LOCKED: a long cancel
+    -- stalls nobody, and no claim commits after it.
+    SELECT array_agg(y.execution_id ORDER BY y.priority DESC, y.kind, y.h),
+           array_agg(y.share ORDER BY y.priority DESC, y.kind, y.h),
+           array_agg(y.delivery ORDER BY y.priority DESC, y.kind, y.h)
     INTO v_exec, v_share, v_delivery
     FROM (
-        SELECT e.execution_id, x.priority, x.h, x.share, e.delivery FROM (
-            SELECT e.execution_id, e.priority, hashint8extended(e.exec_no, p_seed) AS h,
-                   ceil(v_want::numeric / count(*) OVER (PARTITION BY e.priority))::integer AS share
+        SELECT e.execution_id, x.priority, x.kind, x.h, x.share, e.delivery FROM (
+            SELECT e.execution_id, e.priority, hashtextextended(e.delivery, p_seed) AS kind,
+                   hashint8extended(e.exec_no, p_seed) AS h,
+                   ceil(v_want::numeric / count(*) OVER (PARTITION BY e.priority, e.delivery))::integer AS share
             FROM batch_job_coordination e
-            WHERE e.pool = v_pool AND e.status = 'RUNNING'
+            WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
               AND (v_only IS NULL OR e.execution_id = v_only)
               AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
               AND CASE WHEN v_alone
@@ -73,10 +78,11 @@ BEGIN
                   ELSE EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = e.execution_id
                                  AND p.status = 'PENDING' AND p.ready AND NOT p.alone)
                   END
-            ORDER BY e.priority DESC, h
+            ORDER BY e.priority DESC, kind, h
             LIMIT v_want) x
         JOIN batch_job_coordination e USING (execution_id)
-        WHERE e.status = 'RUNNING'  -- guard: no claim in an execution that is ending
+        WHERE NOT e.stopping
+          AND e.status = 'RUNNING'  -- guard: no claim in an execution that is ending
         ORDER BY e.execution_id
         FOR KEY SHARE OF e SKIP LOCKED) y;
     IF v_exec IS NULL THEN
@@ -108,23 +114,26 @@ BEGIN
         RETURN;
     END IF;
 
-    -- One claim takes either AT_LEAST_ONCE rows or a single AT_MOST_ONCE row; the first execution
-    -- in the order decides which is tried first.
-    FOREACH v_kind IN ARRAY CASE WHEN v_delivery[1] = 'AT_MOST_ONCE'
-        THEN ARRAY['AT_MOST_ONCE', 'AT_LEAST_ONCE'] ELSE ARRAY['AT_LEAST_ONCE', 'AT_MOST_ONCE'] END
-    LOOP
+    -- One claim takes either AT_LEAST_ONCE rows or a single AT_MOST_ONCE row, from the first stretch of
+    -- executions of one kind that has any: what comes later in the order has to wait.
+    WHILE v_next <= cardinality(v_exec) LOOP
+        v_first := v_next;
+        v_kind := v_delivery[v_first];
+        WHILE v_delivery[v_next] = v_kind LOOP  -- NULL behind the last one
+            v_next := v_next + 1;
+        END LOOP;
         CONTINUE WHEN v_kind = 'AT_MOST_ONCE' AND p_slots < 1;  -- never prefetched
-        LOOP
+        FOR v_try IN 1..100 LOOP
             v_ids := ARRAY(
                 SELECT p.id
-                FROM unnest(v_exec, v_share, v_delivery) WITH ORDINALITY AS e (x, share, delivery, o)
+                FROM unnest(v_exec[v_first:v_next - 1], v_share[v_first:v_next - 1])
+                    WITH ORDINALITY AS e (x, share, o)
                 CROSS JOIN LATERAL (
                     SELECT p.id FROM batch_partitions p
                     WHERE p.execution_id = e.x AND p.status = 'PENDING' AND p.ready AND NOT p.alone
                     ORDER BY p.weight DESC, p.id
                     LIMIT CASE WHEN v_kind = 'AT_MOST_ONCE' THEN 1 ELSE e.share END
                     FOR UPDATE SKIP LOCKED) p
-                WHERE e.delivery = v_kind
                 LIMIT CASE WHEN v_kind = 'AT_MOST_ONCE' THEN 1 ELSE v_want END);
             EXIT WHEN cardinality(v_ids) = 0;
             IF v_kind = 'AT_LEAST_ONCE' THEN
@@ -159,13 +168,18 @@ BEGIN
                 RETURN;
             END IF;
             UPDATE batch_partitions t
-            SET status = 'FAILED', ended_at = v_now, last_error = jsonb_build_object(
+            SET status = 'FAILED', started_at = NULL, ended_at = v_now, last_error = jsonb_build_object(
                     'type', 'StartedBefore', 'outcome', 'unknown', 'message',
                     'this AT_MOST_ONCE partition was started before, in another execution')
             WHERE t.id = v_row.id;
             PERFORM rowlock._count(v_row.execution_id, v_row.step, p_node, 0, 1, 0);
             PERFORM rowlock._event('partition_started_before', v_row.execution_id, v_row.id, p_node,
                                    'node ' || p_node, NULL);
+            -- Look on in the same execution only: counters are locked in one order by everybody.
+            v_exec := ARRAY[v_row.execution_id];
+            v_share := ARRAY[1];
+            v_first := 1;
+            v_next := 2;
         END LOOP;
     END LOOP;
 END
@@ -223,6 +237,7 @@ $$;
 --   unknown    AT_MOST_ONCE work that was cut off: outcome unknown
 --   later      no failure: the author asked for another time
 -- Answers 'retry', 'failed', 'cancelled' or 'lost'; a repetition gets the answer of the first.
+-- Whatever the delay and the error say, recording a failure does not fail.
 CREATE FUNCTION rowlock.fail(
     p_node uuid, p_id bigint, p_token uuid, p_error jsonb, p_kind text, p_delay_seconds double precision
 ) RETURNS text
@@ -234,6 +249,9 @@ DECLARE
     v_row batch_partitions;
     v_failures integer;
     v_answer text;
+    v_error jsonb := coalesce(p_error, '{}');
+    -- At most a year: NaN and Infinity sort above everything, and no interval holds them.
+    v_delay double precision := least(greatest(coalesce(p_delay_seconds, 0), 0), 366 * 86400);
 BEGIN
     SELECT e.* INTO v_execution FROM batch_job_coordination e
     WHERE e.execution_id = (SELECT p.execution_id FROM batch_partitions p WHERE p.id = p_id)
@@ -257,7 +275,7 @@ BEGIN
     v_failures := v_row.failures + (p_kind <> 'later')::integer;
     IF v_row.delivery = 'AT_MOST_ONCE'  -- guard: AT_MOST_ONCE work is never retried
        OR p_kind IN ('never', 'unstarted', 'unknown')
-       OR (p_kind = 'retry' AND v_failures >= (v_execution.policy ->> 'max_attempts')::integer) THEN
+       OR (p_kind <> 'later' AND v_failures >= (v_execution.policy ->> 'max_attempts')::integer) THEN
         v_answer := 'failed';
     ELSIF v_execution.status <> 'RUNNING' THEN  -- guard: nothing becomes PENDING in an execution that ends
         v_answer := 'cancelled';
@@ -271,12 +289,12 @@ BEGIN
         failures = v_failures,
         alone = v_answer = 'retry' AND p.lost > 0
             AND v_failures >= (v_execution.policy ->> 'max_attempts')::integer - 1,
-        ready = v_answer <> 'retry' OR p_delay_seconds <= 0,
-        available_at = CASE WHEN v_answer = 'retry' AND p_delay_seconds > 0
-                       THEN v_now + make_interval(secs => p_delay_seconds) END,
+        ready = v_answer <> 'retry' OR v_delay = 0,
+        available_at = CASE WHEN v_answer = 'retry' AND v_delay > 0
+                       THEN v_now + make_interval(secs => v_delay) END,
         started_at = CASE WHEN v_answer <> 'retry' THEN p.started_at END,
         ended_at = CASE WHEN v_answer <> 'retry' THEN v_now END,
-        last_error = p_error || jsonb_build_object('attempt', p.claims)
+        last_error = v_error || jsonb_build_object('attempt', p.claims)
             || CASE p_kind WHEN 'unknown' THEN '{"outcome": "unknown"}'::jsonb
                WHEN 'unstarted' THEN '{"outcome": "not started"}' ELSE '{}' END
     WHERE p.id = p_id;
@@ -293,14 +311,14 @@ BEGIN
     PERFORM rowlock._event('partition_' || CASE v_answer WHEN 'retry' THEN 'retried' ELSE v_answer END,
         v_row.execution_id, p_id, p_node, 'node ' || p_node, jsonb_build_object(
             'claims', v_row.claims, 'failures', v_failures, 'kind', p_kind,
-            'type', p_error -> 'type', 'delay_seconds', p_delay_seconds));
+            'type', v_error -> 'type', 'delay_seconds', v_delay));
     RETURN v_answer;
 END
 $$;
 
 -- Hand claims back. AT_MOST_ONCE rows only with p_unstarted, which says that author code did not
--- begin; their start is deleted by the same statement. Answers 'released', 'cancelled',
--- 'completed' (this token had completed it before) or 'lost'.
+-- begin; their start is deleted by the same statement. Answers 'released', 'cancelled', 'kept' (a
+-- started AT_MOST_ONCE claim, which stands), 'completed' (by this token, before) or 'lost'.
 CREATE FUNCTION rowlock.release(p_node uuid, p_ids bigint[], p_tokens uuid[], p_unstarted boolean)
 RETURNS TABLE (id bigint, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
@@ -345,9 +363,6 @@ BEGIN
               AND s.partition_key = r.partition_key
               AND s.claim_token = (SELECT p.claim_token FROM batch_partitions p WHERE p.id = r.id);
         END IF;
-        IF r.execution_status <> 'RUNNING' THEN
-            PERFORM rowlock._count(r.execution_id, r.step, p_node, 0, 0, 1);
-        END IF;
         PERFORM rowlock._event('partition_released', r.execution_id, r.id, p_node, 'node ' || p_node,
                                jsonb_build_object('claims', r.claims, 'started', NOT p_unstarted));
         v_done := v_done || r.id;
@@ -356,10 +371,12 @@ BEGIN
         RETURN NEXT;
     END LOOP;
     IF cardinality(v_done) > 0 THEN
+        PERFORM rowlock._count_ended(p_node, v_done);
         PERFORM pg_notify('rowlock', 'work');
     END IF;
     RETURN QUERY
-        SELECT s.id, CASE WHEN p.claim_token IS DISTINCT FROM s.token OR p.status = 'CLAIMED' THEN 'lost'
+        SELECT s.id, CASE WHEN p.claim_token IS DISTINCT FROM s.token THEN 'lost'
+                     WHEN p.status = 'CLAIMED' AND v_live THEN 'kept'
                      WHEN p.status = 'COMPLETED' THEN 'completed'
                      WHEN p.status = 'PENDING' THEN 'released'
                      WHEN p.status = 'CANCELLED' THEN 'cancelled'

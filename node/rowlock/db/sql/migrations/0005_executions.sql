@@ -71,13 +71,14 @@ BEGIN
         WHERE e.execution_id IN (
             SELECT a FROM rowlock._adoptable(p_node, v_node.jobs, v_node.only_execution, v_now) AS a)
         ORDER BY e.priority DESC, e.exec_no LIMIT 1
-        FOR UPDATE SKIP LOCKED;
+        -- NO KEY: the claims of a busy execution, which hold it KEY SHARE, stand in nobody's way.
+        FOR NO KEY UPDATE SKIP LOCKED;
     ELSE
         SELECT e.execution_id INTO v_execution FROM batch_job_coordination e
         WHERE e.execution_id = p_execution
           AND e.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')
           AND rowlock._accepts(v_node.jobs, e.job_name, e.contract_hash)
-        FOR UPDATE;
+        FOR NO KEY UPDATE;
     END IF;
     IF v_execution IS NULL THEN
         RETURN;
@@ -163,7 +164,10 @@ BEGIN
     END IF;
     INSERT INTO batch_staging (execution_id, epoch, chunk, keys, slices, weights)
     VALUES (p_execution, p_epoch, p_chunk, p_keys, p_slices, p_weights)
-    ON CONFLICT DO NOTHING;  -- the same chunk again: its answer was lost
+    -- The same chunk again: its answer was lost, or partition() died and runs once more. Then the
+    -- chunk of the new run counts: a plan mixed of two runs could leave slices out and still add up.
+    ON CONFLICT (execution_id, epoch, chunk) DO UPDATE
+    SET keys = excluded.keys, slices = excluded.slices, weights = excluded.weights;
     RETURN true;
 END
 $$;
@@ -255,8 +259,9 @@ BEGIN
     UPDATE batch_job_coordination e
     SET status = p_status, ended_at = rowlock.now(), summary = p_summary,
         counts = coalesce(p_counts, e.counts),
-        failure_reason = coalesce(p_reason, e.failure_reason),
-        failure_message = coalesce(p_message, e.failure_message)
+        -- A cancel that was asked for may come too late: what COMPLETED has no reason to have failed.
+        failure_reason = CASE WHEN p_status <> 'COMPLETED' THEN coalesce(p_reason, e.failure_reason) END,
+        failure_message = CASE WHEN p_status <> 'COMPLETED' THEN coalesce(p_message, e.failure_message) END
     WHERE e.execution_id = p_execution;
     UPDATE batch_instances i SET state = p_status
     FROM batch_job_coordination e
@@ -295,7 +300,7 @@ DECLARE
     r record;
 BEGIN
     UPDATE batch_job_coordination e
-    SET status = 'CLOSING', failure_reason = p_reason, failure_message = p_message
+    SET status = 'CLOSING', stopping = true, failure_reason = p_reason, failure_message = p_message
     WHERE e.execution_id = p_execution;
     FOR r IN
         WITH cancelled AS (
@@ -351,8 +356,9 @@ BEGIN
 END
 $$;
 
--- The master's look at its execution; it also does what is due: closes it when too much failed,
--- ends the step when nothing is live. status 'SUPERSEDED': another master has a later epoch.
+-- The master's look at its execution; it also does what is due: stops the claims when too much
+-- failed, closes what was stopped, ends the step when nothing is live. status 'SUPERSEDED': another
+-- master has a later epoch.
 CREATE FUNCTION rowlock.advance(p_node uuid, p_execution uuid, p_epoch bigint) RETURNS TABLE (
     status text, total bigint, completed bigint, failed bigint, cancelled bigint, failure_message text
 )
@@ -364,21 +370,30 @@ DECLARE
     v_failed bigint;
 BEGIN
     SELECT e.* INTO v_execution FROM batch_job_coordination e WHERE e.execution_id = p_execution;
-    IF v_execution.master_epoch = p_epoch AND v_execution.status IN ('RUNNING', 'CLOSING') THEN
-        SELECT coalesce(sum(c.failed), 0) INTO v_failed FROM batch_counts c
-        WHERE c.execution_id = p_execution;
-        IF v_execution.status = 'RUNNING' AND jsonb_typeof(v_execution.policy -> 'max_failed') <> 'null'
-           AND v_failed > rowlock._failed_allowed(v_execution.policy, v_execution.total) THEN
+    IF v_execution.master_epoch = p_epoch AND v_execution.ended_at IS NULL THEN
+        IF v_execution.stopping AND v_execution.status <> 'CLOSING' THEN
             SELECT l.* INTO v_execution FROM rowlock._lock_execution(p_execution) l;
-            IF v_execution.master_epoch = p_epoch AND v_execution.status = 'RUNNING' THEN
-                PERFORM rowlock._close(p_execution, 'MaxFailedExceeded', format(
-                    '%s partitions failed, max_failed is %s', v_failed, v_execution.policy ->> 'max_failed'));
+            IF v_execution.master_epoch = p_epoch  -- guard: only the current master closes
+               AND v_execution.ended_at IS NULL THEN
+                PERFORM rowlock._close(p_execution, v_execution.failure_reason, v_execution.failure_message);
                 PERFORM rowlock._settle(p_execution, 'node ' || p_node);
             END IF;
-        ELSIF NOT rowlock._is_live(p_execution) THEN
+        ELSIF v_execution.status IN ('RUNNING', 'CLOSING') AND NOT rowlock._is_live(p_execution) THEN
             SELECT l.* INTO v_execution FROM rowlock._lock_execution(p_execution) l;
             IF v_execution.master_epoch = p_epoch THEN  -- guard: only the current master ends a step
                 PERFORM rowlock._settle(p_execution, 'node ' || p_node);
+            END IF;
+        ELSIF v_execution.status = 'RUNNING' AND jsonb_typeof(v_execution.policy -> 'max_failed') <> 'null' THEN
+            SELECT coalesce(sum(c.failed), 0) INTO v_failed FROM batch_counts c
+            WHERE c.execution_id = p_execution;
+            IF v_failed > rowlock._failed_allowed(v_execution.policy, v_execution.total) THEN
+                -- No lock that claims could hold off for ever; the next look closes.
+                UPDATE batch_job_coordination e
+                SET stopping = true, failure_reason = 'MaxFailedExceeded', failure_message = format(
+                    '%s partitions failed, max_failed is %s', v_failed, e.policy ->> 'max_failed')
+                WHERE e.execution_id = p_execution
+                  AND e.master_epoch = p_epoch  -- guard: only the current master stops the claims
+                  AND e.status = 'RUNNING' AND NOT e.stopping;
             END IF;
         END IF;
     END IF;
@@ -401,7 +416,8 @@ DECLARE
     v_execution batch_job_coordination;
 BEGIN
     SELECT l.* INTO v_execution FROM rowlock._lock_execution(p_execution) l;
-    IF v_execution.master_epoch = p_epoch AND v_execution.status = 'PLANNING' THEN
+    IF v_execution.master_epoch = p_epoch  -- guard: only the current master gives a plan up
+       AND v_execution.status = 'PLANNING' THEN
         PERFORM rowlock._end(p_execution, 'FAILED', NULL, NULL, p_reason, p_message, 'node ' || p_node);
         RETURN true;
     END IF;
@@ -442,8 +458,29 @@ AS $$
     ORDER BY p.id LIMIT p_limit;
 $$;
 
+-- The first half of a cancel, in a transaction of its own: from its commit on nothing more is claimed.
+-- It waits for no claim. False: there is nothing to cancel, or somebody did so before.
+CREATE FUNCTION rowlock.request_cancel(p_execution uuid, p_actor text, p_reason text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    UPDATE batch_job_coordination e
+    SET cancel_requested = true, stopping = true, failure_reason = 'Cancelled',
+        failure_message = coalesce(p_reason, 'cancelled by ' || p_actor)
+    WHERE e.execution_id = p_execution AND e.ended_at IS NULL AND NOT e.cancel_requested;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM rowlock._event('cancel_requested', p_execution, NULL, NULL, p_actor,
+                           jsonb_build_object('reason', p_reason));
+    PERFORM pg_notify('rowlock', 'control');
+    RETURN true;
+END
+$$;
+
 -- Cancel, for everybody who may: idempotent. Answers 'closing' (attempts still run), 'cancelled',
--- 'unknown', or the terminal status that the execution already had, in lower case.
+-- 'unknown', or the terminal status that the execution already had, in lower case. It is right alone;
+-- under load it is quick only after request_cancel. Who dies between the two: the master closes.
 CREATE FUNCTION rowlock.cancel(p_execution uuid, p_actor text, p_reason text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
@@ -456,13 +493,12 @@ BEGIN
     ELSIF v_execution.ended_at IS NOT NULL THEN
         RETURN lower(v_execution.status);
     END IF;
-    IF NOT v_execution.cancel_requested THEN
-        UPDATE batch_job_coordination e SET cancel_requested = true WHERE e.execution_id = p_execution;
-        PERFORM rowlock._event('cancel_requested', p_execution, NULL, NULL, p_actor,
-                               jsonb_build_object('reason', p_reason));
-        PERFORM rowlock._close(p_execution, 'Cancelled', coalesce(p_reason, 'cancelled by ' || p_actor));
-        PERFORM rowlock._settle(p_execution, p_actor);
+    PERFORM rowlock.request_cancel(p_execution, p_actor, p_reason);
+    IF v_execution.status <> 'CLOSING' THEN
+        SELECT e.* INTO v_execution FROM batch_job_coordination e WHERE e.execution_id = p_execution;
+        PERFORM rowlock._close(p_execution, v_execution.failure_reason, v_execution.failure_message);
     END IF;
+    PERFORM rowlock._settle(p_execution, p_actor);
     SELECT e.* INTO v_execution FROM batch_job_coordination e WHERE e.execution_id = p_execution;
     RETURN lower(v_execution.status);
 END

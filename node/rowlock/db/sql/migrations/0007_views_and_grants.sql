@@ -90,6 +90,7 @@ TO rowlock_node;
 GRANT EXECUTE ON FUNCTION
     rowlock.request_execution(uuid, text, text, jsonb, text, text, text, jsonb, text, integer,
                               double precision, jsonb),
+    rowlock.request_cancel(uuid, text, text),
     rowlock.cancel(uuid, text, text)
 TO rowlock_node, rowlock_operator, rowlock_admin;
 
