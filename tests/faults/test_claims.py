@@ -1,15 +1,126 @@
-"""Claims: who runs what, and how much at a time."""
+"""Claims: who runs what, how much at a time, and what is never begun."""
 
-from tests.support.fault_jobs import part, parts, step
-from tests.support.fleet import Fleet
+import pytest
+
+from tests.support.fault_jobs import parts, step
+from tests.support.fleet import Fleet, eventually
+
+# Lets a session of a certain name wait in its claim, at a lock that the test holds. A policy for
+# updates is asked when the statement that locks the rows has its snapshot, and has not locked them.
+HELD_CLAIMS = """
+CREATE FUNCTION fleet.passes() RETURNS boolean LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $$
+DECLARE
+    gate integer := CASE current_setting('application_name')
+        WHEN 'rowlock node slow' THEN 1 WHEN 'rowlock node quick' THEN 2 END;
+BEGIN
+    IF gate IS NOT NULL AND current_query() LIKE '%rowlock.claim(%' THEN
+        PERFORM pg_advisory_lock_shared(gate);
+        PERFORM pg_advisory_unlock_shared(gate);
+    END IF;
+    RETURN true;
+END
+$$;
+GRANT EXECUTE ON FUNCTION fleet.passes TO PUBLIC;
+ALTER TABLE rowlock.batch_partitions ENABLE ROW LEVEL SECURITY;
+ALTER TABLE rowlock.batch_partitions FORCE ROW LEVEL SECURITY;
+CREATE POLICY looked_at ON rowlock.batch_partitions FOR SELECT USING (true);
+CREATE POLICY planned ON rowlock.batch_partitions FOR INSERT WITH CHECK (true);
+CREATE POLICY locked ON rowlock.batch_partitions FOR UPDATE USING (fleet.passes()) WITH CHECK (true);
+"""
 
 
-def test_a_fleet_of_two_completes_a_run(fleet: Fleet) -> None:
-    for name in ("one", "two"):
+def test_many_nodes_that_claim_at_once_run_each_partition_once(fleet: Fleet) -> None:
+    """Nodes of several slots, more partitions than slots: each is begun once, by its claimer."""
+    for name in ("one", "two", "three"):
         fleet.node(name, slots=2)
 
-    run = fleet.request(parts=[*parts(10), part("rows", step("rows", 3))])
+    run = fleet.request(parts=parts(200))
+
+    row = fleet.wait(run)
+    assert row.counts == {"total": 200, "completed": 200, "failed": 0, "cancelled": 0}
+    starts = fleet.ledger().of("start")
+    assert len(starts) == len({start.key for start in starts}) == 200
+    # who began with a partition is compared with who claimed it after every test: Fleet.check
+
+
+def test_a_node_whose_claim_came_too_late_begins_nothing(fleet: Fleet) -> None:
+    """A claim statement is held up after its snapshot shows the row and before it locks it; another
+    node claims the row meanwhile. The late one gets nothing. (A system that looks and then updates
+    by primary key runs it twice.)"""
+    fleet.rows(HELD_CLAIMS)
+    gates = fleet.database.connect()
+    for gate in (1, 2):
+        gates.execute("SELECT pg_advisory_lock(%s)", [gate])
+    slow = fleet.node("slow", unreachable_seconds=10)
+    fleet.node("quick", unreachable_seconds=10)
+    run = fleet.request(parts=parts(1, step("wait", fleet.path("go"))))
+
+    def waits(name: str) -> bool:
+        return bool(
+            fleet.rows(
+                "SELECT FROM pg_stat_activity WHERE application_name = %s"
+                " AND wait_event = 'advisory' AND query LIKE '%%rowlock.claim(%%'",
+                f"rowlock node {name}",
+            )
+        )
+
+    eventually(lambda: waits("slow") and waits("quick"), "both are in the middle of their claims")
+    polled = slow.metrics().get('rowlock_claim_polls_total{pool="default",result="empty"}', 0)
+    gates.execute("SELECT pg_advisory_unlock(2)")
+    fleet.wait_started("p0")
+    gates.execute("SELECT pg_advisory_unlock(1)")
+    eventually(
+        lambda: (
+            slow.metrics().get('rowlock_claim_polls_total{pool="default",result="empty"}', 0)
+            > polled
+        ),
+        "the slow claim is answered",
+    )
+    gates.close()
+    fleet.open("go")
 
     fleet.wait(run)
-    assert len(fleet.ledger().of("start")) == 11
-    assert not fleet.ledger().overlaps()
+    assert [start.node for start in fleet.ledger().starts("p0")] == ["quick"]
+    assert fleet.partition("p0").claims == 1
+
+
+def test_a_node_never_holds_more_than_its_slots_and_one_that_joins_gets_work_at_once(
+    fleet: Fleet,
+) -> None:
+    """A thousand partitions that take time, one node, then a second. (A system that hands work out
+    ahead leaves nothing for the second one.)"""
+    one = fleet.node("one", slots=3)
+    run = fleet.request(parts=parts(1000, step("wait", fleet.path("go"))))
+    eventually(lambda: len(fleet.ledger().of("start")) == 3, "all slots of the first are busy")
+
+    two = fleet.node("two", slots=2)
+    eventually(lambda: len(fleet.ledger().of("start")) == 5, "all slots of the second are busy")
+
+    held = fleet.rows(
+        "SELECT assigned_node AS node, count(*) FROM rowlock.batch_partitions"
+        " WHERE status = 'CLAIMED' GROUP BY 1"
+    )
+    assert {row.node: row.count for row in held} == {one.incarnation: 3, two.incarnation: 2}
+    assert fleet.most_claimed(one) == 3
+    assert fleet.most_claimed(two) == 2
+    fleet.open("go")
+    fleet.wait(run)
+
+
+@pytest.mark.parametrize("job", ["fault.work", "fault.once"])
+def test_a_node_claims_no_partition_of_a_job_or_contract_that_it_does_not_have(
+    fleet: Fleet, job: str
+) -> None:
+    """Versions are mixed: one node lacks the job, and no node has the contract of a second run."""
+    other = fleet.node("other", slots=4, jobs="tests.support.author_jobs")
+    foreign = fleet.request(job, parts=parts(3), contract_hash="of-another-version")
+    run = fleet.request(job, parts=parts(12, prefix="q"))
+    other.wait_beats(5)
+    assert (fleet.status(run), fleet.status(foreign)) == ("REQUESTED", "REQUESTED")
+
+    fleet.node("knows", slots=1)
+
+    fleet.wait(run)
+    assert {start.node for start in fleet.ledger().of("start")} == {"knows"}
+    assert fleet.most_claimed(other) == 0
+    assert fleet.status(foreign) == "REQUESTED"

@@ -239,6 +239,17 @@ class NodeProcess(Member):
         self.wait_event("node_registered", count)
         return self
 
+    def wait_beats(self, count: int) -> None:
+        """Wait until its present incarnation has beaten so many times more."""
+        node, before = self.incarnation, self.row().beat
+        eventually(
+            lambda: (
+                self.fleet.value("SELECT beat FROM rowlock.batch_nodes WHERE node_id = %s", node)
+                >= before + count
+            ),
+            f"{self.name} beats {count} times",
+        )
+
     def row(self) -> Row:
         """Its row in the database."""
         return self.fleet.one(
@@ -490,11 +501,13 @@ class Fleet:
         instance: str | None = None,
         priority: int = 0,
         adopt_after_seconds: float = 0,
+        contract_hash: str | None = None,
         **policy: Any,
     ) -> UUID:
         """Ask for an execution, for any node to adopt.
 
         Args:
+            contract_hash: If not that of the job here.
             policy: What differs from the job's own: max_attempts, timeout_seconds, max_failed, …
         """
         found = self._registry.definition(job)
@@ -502,7 +515,7 @@ class Fleet:
             execution, outcome = Store(db).request(
                 uuid.uuid4(),
                 job=job,
-                contract_hash=found.contract_hash,
+                contract_hash=contract_hash or found.contract_hash,
                 policy={**found.policy, **policy},
                 delivery=found.job.delivery,
                 instance_key=instance or uuid.uuid4().hex,
@@ -582,6 +595,17 @@ class Fleet:
         """The rows of batch_events of one kind."""
         return self.rows("SELECT * FROM rowlock.batch_events WHERE event = %s ORDER BY id", event)
 
+    def most_claimed(self, node: NodeProcess) -> int:
+        """The largest number of claims that a node has ever held at a time."""
+        return int(
+            self.value(
+                "SELECT coalesce(max(held), 0) FROM (SELECT sum(CASE WHEN became = 'CLAIMED' THEN 1"
+                "  WHEN was = 'CLAIMED' THEN -1 ELSE 0 END) OVER (ORDER BY id) AS held"
+                " FROM fleet.transitions WHERE node = ANY (%s)) h",
+                node.incarnations,
+            )
+        )
+
     def transitions(self, key: str) -> list[tuple[str, str]]:
         """Every change of state of a partition."""
         found = self.rows(
@@ -640,7 +664,12 @@ class Fleet:
                 row_factory=namedtuple_row,
                 application_name="fleet",
             )
-        cursor = self._admin.execute(query, parameters or None)
+        try:
+            cursor = self._admin.execute(query, parameters or None)
+        except psycopg.OperationalError:
+            if not self._admin.closed:
+                raise
+            return self.rows(query, *parameters)  # the server went away and came back
         return cursor.fetchall() if cursor.description is not None else []
 
     def one(self, query: LiteralString, *parameters: Any) -> Row:
@@ -684,6 +713,7 @@ class Fleet:
             "SELECT key, item, count(*) FROM fleet.effects GROUP BY 1, 2 HAVING count(*) > 1"
         )
         assert not doubled, f"business rows written more than once: {doubled}"
+        self._check_starts()
         alarming = [
             (member.name, line)
             for member in self.members
@@ -691,6 +721,23 @@ class Fleet:
             if line.get("event") in _ALARMING or "Traceback" in str(line.get("message"))
         ]
         assert not alarming, f"a node logged what it never should: {alarming}"
+
+    def _check_starts(self) -> None:
+        """Whoever began with a partition had claimed it, and nobody began twice with one claim."""
+        claims = self.rows(
+            "SELECT t.key, t.claims, n.name, n.only_execution IS NOT NULL AS launch"
+            " FROM fleet.transitions t JOIN rowlock.batch_nodes n ON n.node_id = t.node"
+            " WHERE t.became = 'CLAIMED' AND t.key NOT IN (SELECT key FROM fleet.transitions"
+            "  GROUP BY key HAVING count(DISTINCT execution_id) > 1)"
+        )
+        owners = {(row.key, row.claims): row.name for row in claims if not row.launch}
+        seen: set[tuple[str, int]] = set()
+        for start in self.ledger().of("start"):
+            claim = (start.key, start.attempt)
+            if claim in owners:
+                assert claim not in seen, f"started twice with one claim: {start}"
+                assert start.node == owners[claim], f"claimed by {owners[claim]}: {start}"
+                seen.add(claim)
 
     def _end_all(self) -> list[Process]:
         """Kill every supervisor; what does not end by itself is killed too, and returned."""

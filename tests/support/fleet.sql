@@ -15,6 +15,7 @@ GRANT SELECT, INSERT ON fleet.effects TO PUBLIC;
 
 CREATE TABLE fleet.transitions (
     id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    execution_id uuid NOT NULL,
     key     text NOT NULL,
     was     text NOT NULL,
     became  text NOT NULL,
@@ -40,8 +41,8 @@ BEGIN
         RAISE EXCEPTION 'violation: counters of partition % went wrong: % -> %',
             OLD.partition_key, OLD, NEW;
     ELSIF OLD.status <> NEW.status THEN
-        INSERT INTO fleet.transitions (key, was, became, node, token, claims)
-        VALUES (OLD.partition_key, OLD.status, NEW.status,
+        INSERT INTO fleet.transitions (execution_id, key, was, became, node, token, claims)
+        VALUES (OLD.execution_id, OLD.partition_key, OLD.status, NEW.status,
                 coalesce(NEW.assigned_node, OLD.assigned_node), NEW.claim_token, NEW.claims);
     END IF;
     RETURN NEW;
