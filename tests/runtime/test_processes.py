@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -168,16 +168,50 @@ while True:
     wait_until(lambda: processes.members([tree]) == [])
 
 
-def test_a_tree_that_cannot_be_stopped_is_reported(
-    started: Started, monkeypatch: pytest.MonkeyPatch
+class Scripted:
+    """A process table that changes between two looks as written down, and the signals sent."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *looks: str) -> None:
+        """Each look is one letter of state for each process."""
+        self.looks = list(looks)
+        self.sent: list[tuple[list[int], int]] = []
+        patch.setattr(processes, "members", self._members)
+        patch.setattr(processes, "_signal", self._signal)
+
+    def _members(self, trees: object) -> list[Process]:
+        look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        return [Process(7 + at, 1, 7 + at, 7, letter, 1) for at, letter in enumerate(look)]
+
+    def _signal(self, groups: Iterable[int], signum: int) -> None:
+        self.sent.append((list(groups), signum))
+
+
+def test_one_quiet_look_does_not_prove_that_nobody_was_missed(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tree = started.leader()
+    scripted = Scripted(monkeypatch, "R", "T", "TR", "TT")  # the second was born behind a look
 
-    def unheard(groups: list[int], signum: int) -> None: ...
+    assert processes.freeze([])
 
-    monkeypatch.setattr(processes, "_signal", unheard)
+    assert [groups for groups, _ in scripted.sent] == [[], [7], [8]]
 
-    assert not processes.freeze([tree])
+
+def test_a_tree_is_stopped_before_any_of_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted = Scripted(monkeypatch, "RR", "TT")
+
+    processes.kill([])
+
+    assert scripted.sent == [
+        ([], signal.SIGSTOP),
+        ([7, 8], signal.SIGSTOP),
+        ([7, 8], signal.SIGKILL),
+    ]
+
+
+def test_a_tree_that_will_not_hold_still_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    Scripted(monkeypatch, "TD")  # D: waiting for a disk or a network file system
+
+    assert not processes.freeze([])
 
 
 def test_nothing_left_to_freeze_counts_as_frozen() -> None:
@@ -195,11 +229,14 @@ def test_a_frozen_tree_can_be_killed(started: Started) -> None:
     assert started.popens[0].wait() == -signal.SIGKILL
 
 
-def test_a_group_that_outlives_its_leader_is_still_killed(started: Started) -> None:
-    program = f"import subprocess; print(subprocess.Popen({LOOP!r}, env={{}}).pid)"
+@pytest.mark.parametrize("how", ["env={}", "env={}, process_group=0"], ids=["group", "session"])
+def test_what_outlives_its_leader_is_killed_by_group_and_session(
+    started: Started, how: str
+) -> None:
+    program = f"import subprocess; print(subprocess.Popen({LOOP!r}, {how}).pid)"
     tree = started.leader([sys.executable, "-c", program])
     orphan = identity(int(started.line()))
-    started.popens[0].wait()  # no leader, no mark, no ancestry: only the group is left
+    started.popens[0].wait()  # no leader, no mark, no ancestry
 
     processes.kill([tree])
 

@@ -45,10 +45,18 @@ class Children:
         env: Mapping[str, str],
         pass_fds: Collection[int] = (),
         stdin: int = subprocess.DEVNULL,
+        output: int | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a program in a session of its own, with this environment and nothing else.
 
         Its standard output goes to standard error, because that of a command is its product.
+
+        Args:
+            argv: The program and its arguments.
+            env: Its environment.
+            pass_fds: Descriptors that it keeps.
+            stdin: Where it reads from.
+            output: Where standard output and standard error go; None: to our standard error.
 
         Raises:
             RuntimeError: Not called from the main thread. The kernel ties "die with the parent" to
@@ -65,7 +73,8 @@ class Children:
             env=env,
             pass_fds=tuple(pass_fds),
             stdin=stdin,
-            stdout=_STDERR,
+            stdout=_STDERR if output is None else output,
+            stderr=output,
             start_new_session=True,
         )
         self._started = [known for known in self._started if known.returncode is None]
@@ -117,6 +126,8 @@ class Children:
 
 
 def _some_child_has_ended() -> bool:
+    if not hasattr(os, "waitid"):  # macOS, where nothing is adopted either
+        return False
     try:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

@@ -45,6 +45,7 @@ class ExecutorProcess:
         self._popen = popen
         self._channel = channel
         self._exit_fd = processes.open_pidfd(popen.pid)
+        self._killed = False
         self.tree = tree
         """What the watchdog needs to know of it (`LeaseBoard.protect`)."""
 
@@ -137,9 +138,14 @@ class ExecutorProcess:
             processes.thaw([self.tree])
 
     def kill(self) -> None:
-        """Kill the whole tree, without waiting: `poll` tells when the executor has ended."""
-        if not self.is_reaped:
+        """Kill the whole tree, without waiting: `poll` tells when the executor has ended.
+
+        Looking for the tree takes milliseconds, so a repeated call does nothing; `poll` looks again
+        for what may have escaped.
+        """
+        if not self.is_reaped and not self._killed:
             processes.kill([self.tree])
+            self._killed = True
 
     def poll(self) -> int | None:
         """The exit status once the executor has ended (negative: a signal); None while it runs.
