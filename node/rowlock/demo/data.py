@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import resources
 from itertools import repeat
+from typing import Final
 
 from rowlock.demo import archive
 from rowlock.demo.database import Connection, connect
@@ -12,6 +13,9 @@ from rowlock.errors import UsageError
 
 MARK = "rowlock demonstration; dropped and made again by each load"
 """The comment on the schema that says it is ours; `schema.sql` sets it."""
+
+LOCK_TIMEOUT_SECONDS: Final = 5
+"""How long `drop` waits for somebody who uses the tables."""
 
 
 def load(dsn: str) -> int:
@@ -49,7 +53,26 @@ def reset(dsn: str) -> None:
         connection.execute("TRUNCATE demo.ledger, demo.bank RESTART IDENTITY")
 
 
-def _make_schema(connection: Connection) -> None:
+def drop(dsn: str) -> None:
+    """Take the schema `demo` away, if there is one and this module made it.
+
+    Raises:
+        UsageError: There is a schema `demo` that `load` did not make.
+        Unavailable: The database cannot be reached.
+        psycopg.errors.LockNotAvailable: Somebody uses its tables, and went on to do so for
+            `LOCK_TIMEOUT_SECONDS`.
+    """
+    with connect(dsn) as connection, connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_SECONDS}s'".encode())
+        _drop_schema(connection)
+
+
+def refuse_foreign_schema(connection: Connection) -> bool:
+    """Make sure that a schema `demo`, if there is one, is ours; whether there is one.
+
+    Raises:
+        UsageError: It is somebody else's.
+    """
     row = connection.execute(
         "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = 'demo'"
     ).fetchone()
@@ -58,8 +81,16 @@ def _make_schema(connection: Connection) -> None:
             f"database {connection.info.dbname!r} has a schema 'demo' that is not rowlock's; "
             "name another database, or rename that schema"
         )
-    if row is not None:
+    return row is not None
+
+
+def _drop_schema(connection: Connection) -> None:
+    if refuse_foreign_schema(connection):
         connection.execute("DROP SCHEMA demo CASCADE")
+
+
+def _make_schema(connection: Connection) -> None:
+    _drop_schema(connection)
     connection.execute(resources.files("rowlock.demo").joinpath("schema.sql").read_bytes())
 
 
