@@ -290,17 +290,34 @@ def test_a_saved_state_does_not_change_with_the_author_s_object() -> None:
     assert ctx.checkpoint == {"pages": [1]}
 
 
-def test_save_and_chunks_share_one_document() -> None:
+def test_a_state_saved_in_a_chunk_is_written_with_its_checkpoint() -> None:
+    """On its own it would speak of items that a later attempt runs again, and count them twice."""
     line = Line()
     ctx = a_context(line)
+    seen: list[object] = []
     for chunk in ctx.chunks(numbers(4), size=2, key=same):
         ctx.save({"sum": sum(chunk)})
+        seen.append(ctx.checkpoint)
+    assert seen == [{"sum": 3}, {"sum": 7}]
     assert line.written == [
-        {"after": None, "items": 0, "state": {"sum": 3}},
         {"after": 2, "items": 2, "state": {"sum": 3}},
-        {"after": 2, "items": 2, "state": {"sum": 7}},
         {"after": 4, "items": 4, "state": {"sum": 7}},
     ]
+
+
+def test_a_state_saved_in_a_chunk_that_fails_is_not_written() -> None:
+    line = Line()
+    ctx = a_context(line)
+
+    def process() -> None:
+        for _ in ctx.chunks(numbers(4), size=2, key=same):
+            ctx.save("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        process()
+    assert line.written == []
+    assert ctx.checkpoint is None
 
 
 def test_save_raises_stopped_after_it_has_written() -> None:

@@ -143,7 +143,10 @@ class _Chunk:
     """JSON text of the key of its last item."""
     items: int
     state: str | None = None
-    """JSON text of a ctx.save() that waits for the COMMIT of the chunk's transaction."""
+    """JSON text of a ctx.save() in the body; it waits for the checkpoint of the chunk. On its own
+    it would be about items that a later attempt runs again."""
+    block_state: str | None = None
+    """JSON text of a ctx.save() in the block of the chunk's transaction; undone with it."""
     committed: bool = False
     """A transaction has carried the checkpoint."""
 
@@ -213,9 +216,9 @@ class ExecutorContext(Fenced, Context[Any]):
     def checkpoint(self) -> Any:
         """The state that `save` last saved; None before the first."""
         chunk = self._chunk
-        if chunk is not None and chunk.state is not None and not chunk.committed:
-            return json.loads(chunk.state)
-        return json.loads(self._state)
+        if chunk is None or chunk.committed:
+            return json.loads(self._state)
+        return json.loads(chunk.block_state or chunk.state or self._state)
 
     # -- what an author says -------------------------------------------------------------------
 
@@ -246,9 +249,12 @@ class ExecutorContext(Fenced, Context[Any]):
                 "back, the checkpoint would stand without its rows. Save before it, or write "
                 "inside ctx.chunks, where each transaction carries its own checkpoint"
             )
-        if work is not None and work.open and chunk is not None:
+        if chunk is not None and not chunk.committed:
             _document(chunk.after, self._items, text)  # what is too large is refused here
-            chunk.state = text
+            if work is not None and work.open:
+                chunk.block_state = text
+            else:
+                chunk.state = text
             return
         self._write_checkpoint(self._after, self._items, text)
         self._stop_if_asked()
@@ -294,7 +300,7 @@ class ExecutorContext(Fenced, Context[Any]):
                     "chunk's checkpoint, so after a failure here the rest would never be written. "
                     "Put both into one"
                 )
-            self._chunk.state = None  # of a block in this chunk that was rolled back
+            self._chunk.block_state = None  # of a block in this chunk that was rolled back
             return work.block(self._commit_chunk)
         if work.deferred:
             raise self.fate.refuse(
@@ -347,7 +353,8 @@ class ExecutorContext(Fenced, Context[Any]):
                 self._chunk = None
             self.fate.check()
             if not held.committed:
-                self._write_checkpoint(held.after, self._items + held.items, self._state)
+                state = held.state or self._state
+                self._write_checkpoint(held.after, self._items + held.items, state)
             if short:  # the source has ended: no further look is needed to know that all is done
                 return
             after = last
@@ -365,7 +372,7 @@ class ExecutorContext(Fenced, Context[Any]):
             work.abandon()
             raise self.fate.refuse("the loop of ctx.chunks ended inside its ctx.transaction()")
         items = self._items + chunk.items
-        state = self._state if chunk.state is None else chunk.state
+        state = chunk.block_state or chunk.state or self._state
         work.commit("checkpoint", _document(chunk.after, items, state))
         self._after, self._items, self._state = chunk.after, items, state
         chunk.committed = self._chunk_committed = True
