@@ -285,6 +285,16 @@ class Scene:
         )
         return [answers[one.id] for one in claims]
 
+    def run_of(self, claim: Claim) -> Run:
+        """The execution that a claim belongs to."""
+        row = self.execution(claim.execution_id)
+        return Run(
+            id=row.execution_id,
+            master=row.master_node,
+            epoch=row.master_epoch,
+            instance=row.instance_key,
+        )
+
     def partition(self, claim: Claim | int) -> Any:  # Any: a row with the table's columns
         """The partition's row."""
         id_ = claim if isinstance(claim, int) else claim.id

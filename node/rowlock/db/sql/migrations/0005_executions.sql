@@ -297,6 +297,7 @@ CREATE FUNCTION rowlock._close(p_execution uuid, p_reason text, p_message text) 
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 DECLARE
+    v_now timestamptz := rowlock.now();  -- once, not for each row
     r record;
 BEGIN
     UPDATE batch_job_coordination e
@@ -304,7 +305,7 @@ BEGIN
     WHERE e.execution_id = p_execution;
     FOR r IN
         WITH cancelled AS (
-            UPDATE batch_partitions p SET status = 'CANCELLED', ended_at = rowlock.now()
+            UPDATE batch_partitions p SET status = 'CANCELLED', ended_at = v_now
             WHERE p.execution_id = p_execution AND p.status = 'PENDING'
             RETURNING p.step)
         SELECT c.step, count(*) AS n FROM cancelled c GROUP BY c.step

@@ -27,7 +27,7 @@ DECLARE
 BEGIN
     -- Without a lock: a holder that freezes now stands in nobody's way. The trigger looks again.
     PERFORM FROM batch_partitions
-    WHERE id = p_partition AND claim_token = p_token AND status = 'CLAIMED';
+    WHERE id = p_partition AND claim_token = p_token AND status COLLATE "C" = 'CLAIMED';
     IF NOT FOUND THEN
         RAISE EXCEPTION 'the claim on partition % is gone', p_partition USING ERRCODE = 'RL002';
     END IF;
@@ -90,7 +90,7 @@ BEGIN
         ended_at = CASE v_fence.armed WHEN 'completion' THEN rowlock.now() END
     WHERE p.id = v_fence.partition_id
       AND p.claim_token = v_fence.claim_token  -- guard: business rows only of the claim that was taken
-      AND p.status = 'CLAIMED'
+      AND p.status COLLATE "C" = 'CLAIMED'
     RETURNING p.* INTO v_row;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'the claim on partition % is gone', v_fence.partition_id USING ERRCODE = 'RL002';
