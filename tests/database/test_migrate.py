@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 from rowlock.db import migrate as migration
 from rowlock.db.migrate import Migration, check, current_version, known_migrations, migrate
 from rowlock.errors import Refused, SchemaMismatch, Unavailable, UsageError
+from tests.support.pooler import Pooler
 from tests.support.postgres import Cluster, Database
 from tests.support.waiting import wait_until
 
@@ -330,6 +331,16 @@ def test_an_old_server_is_refused(
 
     with pytest.raises(UsageError, match="rowlock needs 99 or newer"):
         migrate(empty_database.dsn)
+
+
+def test_a_pooler_is_refused(empty_database: Database) -> None:
+    with (
+        Pooler(empty_database.dsn) as pooler,
+        pytest.raises(UsageError, match="goes through a pooler"),
+    ):
+        migrate(pooler.dsn)
+
+    assert empty_database.value("SELECT to_regnamespace('rowlock')") is None
 
 
 def test_an_unreachable_database_is_unavailable() -> None:

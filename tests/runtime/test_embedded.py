@@ -265,6 +265,15 @@ def test_restart_gives_a_new_postmaster(server: Server) -> None:
     assert not alive(before)
 
 
+def test_a_frozen_postmaster_still_shuts_down_in_order(server: Server) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+
+    server.down("fast")
+
+    assert "database system is shut down" in (server.folder / "server.log").read_text()
+    server.up()
+
+
 def test_options_reach_the_server_and_ours_are_refused() -> None:
     with Server.start(options={"max_connections": 17}, binaries=chosen_binaries()) as server:
         assert ask(server, "SHOW max_connections") == "17"
