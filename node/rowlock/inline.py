@@ -351,8 +351,12 @@ class Session(WorkSession):
 
     def commit(self, kind: str, body: str) -> None:
         """Commit, with the checkpoint kept here instead of in the fence."""
-        if kind == "checkpoint":
-            self.line.crash_if_due()
+        try:
+            if kind == "checkpoint":
+                self.line.crash_if_due()
+        except _Crash:
+            self.rollback()  # what the server does when the connection of a dead process ends
+            raise
         self._commit()
         if kind == "checkpoint":
             self.line.keep(body)
