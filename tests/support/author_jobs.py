@@ -134,6 +134,11 @@ class _Author(rowlock.Job[Params, Part, int]):
             thread.join()
         return count
 
+    def _insert(self, value: int, ctx: rowlock.Context[Params]) -> int:
+        with ctx.transaction() as db:
+            db.execute("INSERT INTO public.ledger (n) VALUES (%s)", (value,))
+        return value
+
     def _chunks(self, total: int, ctx: rowlock.Context[Params]) -> int:
         done = 0
         for chunk in ctx.chunks(

@@ -197,11 +197,13 @@ class Executor:
             except Leave:
                 break
             self.tell(answer)
-            if self._session is not None:
-                clean = isinstance(answer, (Completed, Finished))
-                self._session.end_attempt(keep=clean)
+            self._after(answer)
         if self._session is not None:
             self._session.close()
+
+    def _after(self, answer: ToSupervisor) -> None:
+        if self._session is not None:
+            self._session.end_attempt(keep=isinstance(answer, (Completed, Finished)))
 
     def _perform(self, work: Work) -> ToSupervisor:
         if isinstance(work, Run):

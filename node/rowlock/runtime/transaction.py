@@ -86,8 +86,8 @@ class WorkConnection(psycopg.Connection[TupleRow]):
 
     def __enter__(self) -> NoReturn:
         raise self.refuse(
-            "`with db:` would commit and close rowlock's connection: use it directly, or "
-            "`with db.transaction(): ...` for a savepoint"
+            "`with db:` inside ctx.transaction() would commit and close rowlock's connection: use it "
+            "directly, or `with db.transaction(): ...` for a savepoint"
         )
 
     def close(self) -> NoReturn:
