@@ -391,6 +391,9 @@ except KeyboardInterrupt:
 """
     with a_user(chosen_binaries(), then=then) as user:
         told = user.tell()
+        # Nor do Ctrl-\\ and Ctrl-Z reach what has a session of its own.
+        assert os.getsid(told["guardian"]) == told["guardian"]
+        assert os.getsid(told["pid"]) == told["pid"]
         os.killpg(user.process.pid, signal.SIGINT)
         out, _ = user.process.communicate()
 
@@ -427,14 +430,43 @@ def test_kept_data_survive_the_killing_of_their_user(folder: Path) -> None:
 
 
 def test_a_stale_pid_file_is_no_obstacle(folder: Path) -> None:
+    identity = embedded_guardian.Identity.choose()
     with Server.start(folder, binaries=chosen_binaries()) as server:
-        postmaster_file = (folder / "data" / "postmaster.pid").read_text()
-    # As after a crash of the machine, with the pid given to another process meanwhile.
-    stale = postmaster_file.replace(postmaster_file.split()[0], str(os.getpid()), 1)
-    (folder / "data" / "postmaster.pid").write_text(stale)
+        pid_file = (folder / "data" / "postmaster.pid").read_text()
+    # As after a crash of the machine, with the pid given to another process of PostgreSQL's user
+    # meanwhile: that is what PostgreSQL itself takes for a running server.
+    other = subprocess.Popen(
+        ["sleep", "600"],
+        cwd="/",
+        user=identity.user,
+        group=identity.group,
+        extra_groups=identity.groups,
+    )
+    try:
+        stale = pid_file.replace(pid_file.split()[0], str(other.pid), 1)
+        (folder / "data" / "postmaster.pid").write_text(stale)
 
+        with Server.start(folder, binaries=chosen_binaries()) as again:
+            assert again.dsn == server.dsn
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_server_that_lost_its_guardian_still_holds_its_folder(folder: Path) -> None:
+    with Server.start(folder, binaries=chosen_binaries()) as server:
+        pid = server.pid
+        os.kill(pid, signal.SIGSTOP)  # so that it cannot follow its guardian yet
+        os.kill(server.guardian_pid, signal.SIGKILL)
+
+        try:
+            with pytest.raises(UsageError, match=f"{folder} is in use by process {os.getpid()}"):
+                Server.start(folder, binaries=chosen_binaries())
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: not alive(pid))
     with Server.start(folder, binaries=chosen_binaries()) as again:
-        assert again.dsn == server.dsn
+        assert ask(again, "SELECT 1") == 1
 
 
 def test_a_second_server_on_a_folder_is_told_who_uses_it(folder: Path) -> None:
