@@ -18,7 +18,9 @@ from types import FrameType
 from typing import IO, Final
 
 from rowlock.cli import output
+from rowlock.cli.database import opened
 from rowlock.cli.node import no_jobs
+from rowlock.db import views
 from rowlock.db.migrate import migrate
 from rowlock.embedded import Server
 from rowlock.registry import Registry
@@ -28,6 +30,11 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 KILL_AFTER_SECONDS: Final = 15.0
 """How much longer than its drain time a node may take to end before it is killed."""
+
+
+READY_POLL_SECONDS: Final = 0.1
+"""How often it is looked whether the nodes are registered."""
+NODES_SEEN_MAX: Final = 1000
 
 
 def run(given: argparse.Namespace) -> int:
@@ -42,7 +49,8 @@ def run(given: argparse.Namespace) -> int:
         crew = Crew(server.dsn, happenings, drain_seconds=settings.drain_seconds)
         try:
             crew.start(given.nodes, _node_arguments(given, settings.log_format))
-            _announce(given, crew, server.dsn, jobs, migrations=len(applied))
+            if crew.is_up():
+                _announce(given, crew, server.dsn, jobs, migrations=len(applied))
             return crew.watch()
         finally:
             crew.kill()
@@ -122,6 +130,9 @@ class Crew:
 
     def __init__(self, dsn: str, happenings: Happenings, *, drain_seconds: float) -> None:
         self.nodes: list[DevNode] = []
+        with opened(dsn, "dev") as db:
+            self._began_at = views.read_at(db)
+        self._dsn = dsn
         self._environment = {**os.environ, "ROWLOCK_DSN": dsn}
         self._happenings = happenings
         self._drain_seconds = drain_seconds
@@ -155,6 +166,17 @@ class Crew:
             reader = threading.Thread(target=self._read, args=(node,), name=name, daemon=True)
             reader.start()
             self._readers.append(reader)
+
+    def is_up(self) -> bool:
+        """Wait until all nodes are registered. False: something else has happened before that."""
+        with opened(self._dsn, "dev") as db:
+            while self._happenings.empty():
+                # Nodes of an earlier run may still be there; those of this one are younger.
+                there = views.nodes(db, limit=NODES_SEEN_MAX)
+                if sum(one.started_at >= self._began_at for one in there) >= len(self.nodes):
+                    return True
+                threading.Event().wait(READY_POLL_SECONDS)
+        return False
 
     def watch(self) -> int:
         """Wait until all have ended, by themselves or because we were asked; the exit code."""

@@ -43,11 +43,7 @@ def run(given: argparse.Namespace) -> int:
         if target is None:
             target = published_target(db, registry, given.job, given.params)
         execution, outcome = _request(db, given, target)
-        if not execution.ended and accepting_nodes(db, target) == 0:
-            output.warn(
-                f"no living node accepts {target.job} (contract {target.contract_hash}): it starts "
-                "as soon as one does"
-            )
+        _warn_if_nobody_works(db, execution)
     _announce_as_it_is(execution, outcome, as_json=given.json)
     return 0 if given.detach else _follow(dsn, execution.execution_id, as_json=given.json)
 
@@ -69,6 +65,17 @@ def _follow(dsn: str, execution_id: UUID, *, as_json: bool) -> int:
     with shown(choose_display(as_json=as_json)) as display:
         end = follow(dsn, execution_id, command="launch", display=display)
     return print_ending(end, as_json=as_json)
+
+
+def _warn_if_nobody_works(db: Connection, execution: Execution) -> None:
+    if (
+        not execution.ended
+        and accepting_nodes(db, execution.job_name, execution.contract_hash) == 0
+    ):
+        output.warn(
+            f"no living node accepts {execution.job_name} (contract {execution.contract_hash}): "
+            f"execution {execution.execution_id} goes on as soon as one does"
+        )
 
 
 def _announce(execution_id: UUID, job: str, instance: str, outcome: str, *, as_json: bool) -> None:
@@ -105,11 +112,9 @@ def _drive(given: argparse.Namespace, registry: Registry, target: Target) -> int
     settings = Settings.from_environment(os.environ, dsn=given.dsn)
     dsn = settings.dsn or ""
     # A node waits for its database for ever; a launch says at once what is wrong with it.
-    with opened(dsn, "launch") as db:
-        before = _same_launch(db, given)
+    before = _same_launch(dsn, given)
     if before is not None:
-        _announce_as_it_is(before, "exists", as_json=given.json)
-        return _follow(dsn, before.execution_id, as_json=given.json)
+        return _follow_again(dsn, before, as_json=given.json)
     logs.configure(settings.log_format, level=logging.WARNING)
     request = LaunchRequest(
         job=target.job,
@@ -133,6 +138,12 @@ def _drive(given: argparse.Namespace, registry: Registry, target: Target) -> int
                 on_progress=narrator.hear,
                 on_requested=narrator.begin,
             )
+        except Refused:
+            # Somebody else used the launch key while we were starting.
+            before = _same_launch(dsn, given)
+            if before is None:
+                raise
+            return _follow_again(dsn, before, as_json=given.json)
         finally:
             narrator.stop()
         if result.left:
@@ -240,14 +251,21 @@ def _refused(job: str, instance: str, execution_id: UUID, state: str) -> Refused
     )
 
 
-def _same_launch(db: Connection, given: argparse.Namespace) -> Execution | None:
+def _same_launch(dsn: str, given: argparse.Namespace) -> Execution | None:
     """The execution that this launch key stands for already."""
-    if given.launch_key is None:
-        return None
-    execution = views.launched_as(db, given.launch_key)
-    if execution is not None:
-        _require_same_work(execution, given)
-    return execution
+    with opened(dsn, "launch") as db:
+        if given.launch_key is None:
+            return None
+        execution = views.launched_as(db, given.launch_key)
+        if execution is not None:
+            _require_same_work(execution, given)
+            _warn_if_nobody_works(db, execution)
+        return execution
+
+
+def _follow_again(dsn: str, before: Execution, *, as_json: bool) -> int:
+    _announce_as_it_is(before, "exists", as_json=as_json)
+    return _follow(dsn, before.execution_id, as_json=as_json)
 
 
 def _require_same_work(execution: Execution, given: argparse.Namespace) -> None:

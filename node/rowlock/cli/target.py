@@ -86,10 +86,10 @@ def published_target(db: Connection, registry: Registry, job: str, given: str | 
     )
 
 
-def accepting_nodes(db: Connection, target: Target) -> int:
-    """How many living nodes accept the target's contract."""
-    known = views.contracts(db, job=target.job, limit=_CONTRACTS_MAX)
-    return sum(one.nodes for one in known if one.contract_hash == target.contract_hash)
+def accepting_nodes(db: Connection, job: str, contract_hash: str) -> int:
+    """How many living nodes accept a contract."""
+    known = views.contracts(db, job=job, limit=_CONTRACTS_MAX)
+    return sum(one.nodes for one in known if one.contract_hash == contract_hash)
 
 
 def parameters_text(given: str | None, schema: Mapping[str, Any]) -> str:

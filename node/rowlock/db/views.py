@@ -220,6 +220,14 @@ class Contract:
     read_at: datetime
 
 
+def read_at(db: Connection) -> datetime:
+    """The database's clock: what the ages of all rows are counted from."""
+    row = db.execute("SELECT rowlock.now()").fetchone()
+    assert row is not None
+    moment: datetime = row[0]
+    return moment
+
+
 # -- executions --------------------------------------------------------------------------------
 
 _EXECUTION: Final[LiteralString] = (

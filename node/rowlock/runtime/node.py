@@ -404,6 +404,8 @@ class Node:
         self.host.metrics.beat_duration.observe(look.answered_at - look.sent_at)
         if look.node_id != self.host.node_id or not self.host.registered:
             return
+        if self._leaving:
+            return  # a beat that crossed our own deregistration finds the row REMOVED
         answer = look.answer
         if not answer.alive:
             self._removed()
