@@ -118,7 +118,7 @@ class Codec(Generic[T]):
         Raises:
             ContractError: The value is not of the type, or would not come back equal.
         """
-        text, back = "null", None
+        text = "null"
         try:
             # pydantic only warns of a value of the wrong type, and writes null for NaN: reading
             # the text back decides. It costs less than a second validation of the value.
@@ -127,19 +127,14 @@ class Codec(Generic[T]):
             )
             text = check_json(raw, self.what, self.max_bytes)
             back = self._validated(text)
-            if back == value:
+            # Without an __eq__ of its own a class is equal if all its fields come back equal.
+            if back == value or not (changed := _changed(value, back)):
                 return text
         except ContractError:
             raise
         except Exception as error:
-            unstorable = next(_unstorable(value, "$", 0), None)
-            if unstorable:
-                raise ContractError(self.what, *unstorable) from error
-            raise self._refused(error, text) from error
-        changed = next(_unstorable(value, "$", 0), None) or next(_changes(value, back, "$"), None)
-        if changed:
-            raise ContractError(self.what, *changed)
-        return text  # a class without equality, all of whose fields come back equal
+            raise self._unwritable(value, error, text) from error
+        raise ContractError(self.what, *changed)
 
     def schema(self) -> dict[str, Any]:  # Any: JSON Schema
         """The JSON Schema of what `decode` accepts."""
@@ -149,9 +144,14 @@ class Codec(Generic[T]):
         # Run-time strictness reaches nested models whatever their own configuration says.
         return self._adapter.validate_json(text, strict=True, extra="forbid")
 
+    def _unwritable(self, value: T, error: Exception, text: str) -> ContractError:
+        try:
+            place = next(_unstorable(value, "$", 0), None)
+        except Exception:  # noqa: BLE001 - the value may refuse to be looked at, too
+            place = None
+        return ContractError(self.what, *place) if place else self._refused(error, text)
+
     def _refused(self, error: Exception, text: str) -> ContractError:
-        if isinstance(error, ContractError):
-            return error
         if not isinstance(error, ValidationError):
             name = type(error).__name__
             return ContractError(self.what, "$", f"is refused: {name}: {_first_line(error)}")
@@ -211,9 +211,9 @@ _ANY: Final = TypeAdapter[Any](Any)
 def _children(value: object) -> Iterable[tuple[Any, object]]:
     """The fields or items of a value, with their names or indices."""
     if isinstance(value, BaseModel):
-        return [(name, getattr(value, name)) for name in type(value).model_fields]
+        return [(name, getattr(value, name, None)) for name in type(value).model_fields]
     if is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in fields(value)]
+        return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
     if _is_object(value):
         return list(value.items())
     if _is_list(value):
@@ -246,6 +246,11 @@ def _unstorable(value: object, path: str, depth: int) -> Iterator[tuple[str, str
             _ANY.dump_json(value)
         except Exception:  # noqa: BLE001 - whatever the serializer says, it is no JSON
             yield path, f"{got(value)} cannot be written as JSON"
+
+
+def _changed(given: object, back: object) -> tuple[str, str] | None:
+    """Where and how a value that was written would come back changed; None if nowhere."""
+    return next(_unstorable(given, "$", 0), None) or next(_changes(given, back, "$"), None)
 
 
 def _changes(given: object, back: object, path: str) -> Iterator[tuple[str, str]]:

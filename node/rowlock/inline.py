@@ -234,12 +234,12 @@ class Runner:
         self._interruption = _NEVER if once else interruption
         self._raise_errors = raise_errors
 
-    def run(self, plan: list[Planned]) -> RunResult[Any]:
+    def run(self, planned: list[Planned]) -> RunResult[Any]:
         """Process all partitions, then finish."""
         # Heavier partitions are claimed first; sorted() keeps the others in order.
-        order = sorted(plan, key=lambda item: -item.partition.weight)
+        order = sorted(planned, key=lambda item: -item.partition.weight)
         ended = {item.partition.key: self._partition(item) for item in order}
-        runs = tuple(ended[item.partition.key] for item in plan)
+        runs = tuple(ended[item.partition.key] for item in planned)
         failed = sum(one.error is not None for one in runs)
         if failed > _allowed(self._definition.policy["max_failed"], len(runs)):
             return RunResult(status="FAILED", partitions=runs, summary=None)
