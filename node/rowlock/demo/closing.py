@@ -58,7 +58,7 @@ def close(findings: Findings) -> Closing:
         verdict=(
             f"Not as it must be: {'; '.join(problems)}."
             if problems
-            else "The ledger equals the reference to the cent. Nothing was lost, nothing was doubled."
+            else "The ledger equals the reference to the cent. Nothing was lost, nothing doubled."
         ),
         ok=not problems,
         notes=tuple(_notes(findings)),
@@ -126,8 +126,8 @@ def _seconds(seconds: float | None) -> str:
 def _unknown_lines(unknown: Sequence[Unknown]) -> Iterator[str]:
     if not unknown:
         return
-    yield "flights.payout is FAILED on purpose: nobody takes an unknown payment for done, or pays"
-    yield "again. A person asks the bank, by the idempotency key on its statement:"
+    yield "flights.payout is FAILED on purpose: no unknown payment is taken for done, and none"
+    yield "is made again. A person asks the bank, by the idempotency key on its statement:"
     for one in unknown:
         answer = "never paid" if one.payment_id is None else f"payment {one.payment_id}"
         yield f"  {one.key:<10} {dollars(one.cents):>15}  {one.reference[:12]}...  {answer}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -185,7 +186,9 @@ class Findings:
         """The same as JSON values."""
         problems = self.problems
         settlement, payments = self.settlement, self.payments
-        document: dict[str, Any] = _json(self)
+        document: dict[str, Any] = json.loads(
+            json.dumps(dataclasses.asdict(self), default=_as_json)
+        )
         document["settlement"]["recovery_seconds"] = settlement.recovery_seconds
         document["settlement"]["ledger"]["equal"] = settlement.ledger.equal
         document["payments"]["books"] = {
@@ -204,13 +207,6 @@ def _kill_problems(kill: Kill) -> Iterator[str]:
         yield f"{kill.node} was killed, but held no partition that it had started"
 
 
-def _json(value: object) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {
-            field.name: _json(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    if isinstance(value, tuple):
-        return [_json(item) for item in value]
-    if isinstance(value, (datetime, date)):
-        return value.isoformat()
-    return str(value) if isinstance(value, UUID) else value
+def _as_json(value: object) -> str:
+    """What JSON has no form of its own for: moments, days and ids."""
+    return value.isoformat() if isinstance(value, (datetime, date)) else str(value)

@@ -23,7 +23,7 @@ from rowlock.demo.jobs import Payout, PayoutRun, Period, Settle
 from rowlock.demo.lookout import Claimed, Fate
 from rowlock.demo.screen import Screen, step
 from rowlock.demo.tempo import SLOTS, Tempo
-from rowlock.demo.venue import Venue, explained
+from rowlock.demo.venue import Venue
 from rowlock.demo.victim import Held
 from rowlock.errors import RowlockError
 from rowlock.protocol.model import FIRST_STEP
@@ -61,7 +61,7 @@ def play(plan: Plan) -> Findings:
         environment={**plan.tempo.environment(), "ROWLOCK_DSN": dsn, "ROWLOCK_WORK_DSN": dsn},
         words=["--pool", pool, "--slots", str(SLOTS)],
     )
-    with crew, explained(dsn):
+    with crew:
         try:
             findings = _play(plan, crew, pool)
         except RowlockError:
@@ -135,8 +135,9 @@ def settle(house: House, dsn: str) -> Settlement:
     house.screen.begin_act(
         "Act 1: flights.settle, AT_LEAST_ONCE",
         [
-            f"{archive.DAYS} partitions, one for each day. The master of the execution is killed while it",
-            "runs some of them. They must run again elsewhere, and no flight may be settled twice.",
+            f"{archive.DAYS} partitions, one for each day. The master of the execution is killed",
+            "while it runs some of them. They must run again elsewhere, and no flight may be",
+            "settled twice.",
         ],
     )
     pace_ms = house.tempo.pace_ms(nodes=len(house.crew.names), partitions=archive.DAYS)
@@ -209,9 +210,9 @@ def pay(house: House, dsn: str, *, spared: str) -> Payments:
     house.screen.begin_act(
         "Act 2: flights.payout, AT_MOST_ONCE",
         [
-            f"{ORDERS} payments through a bank that cannot take one back. {spared} is started again, and",
-            "another node is killed while it pays. Whether it has paid, only the bank knows: nobody",
-            "may pay again, and the execution must end FAILED for a person to look at.",
+            f"{ORDERS} payments through a bank that cannot take one back. {spared} is started",
+            "again, and another node is killed while it pays. Whether it has paid, only the bank",
+            "knows: nobody may pay again, and the execution must end FAILED.",
         ],
     )
     pace_ms = house.tempo.pace_ms(nodes=len(house.crew.names), partitions=ORDERS)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 import psycopg
-from psycopg import errors as pg
 
 from rowlock.db import views
 from rowlock.db.connect import describe, first_line
@@ -79,12 +78,13 @@ def existing(dsn: str) -> Generator[Venue]:
     Raises:
         Unavailable: It cannot be reached.
         UsageError: It has a schema `demo` that is not ours.
-        Refused: Nodes live in it, or another demonstration runs.
+        Refused: The login may not make a schema, nodes live in it, or another demonstration runs.
     """
     with (
         connect(dsn) as db,  # holds the lock all the time
         tempfile.TemporaryDirectory(prefix="rowlock-demo-") as folder,
     ):
+        _require_rights(db)
         _refuse_second_play(db)
         data.refuse_foreign_schema(db)
         _refuse_living_nodes(db)
@@ -101,20 +101,15 @@ def existing(dsn: str) -> Generator[Venue]:
             _tidy(db.info.dbname, dsn)
 
 
-@contextmanager
-def explained(dsn: str) -> Generator[None]:
-    """Say what rights are needed when the database does not give them.
-
-    Raises:
-        Refused: In place of the driver's error.
-    """
-    try:
-        yield
-    except pg.InsufficientPrivilege as error:
+def _require_rights(db: Connection) -> None:
+    row = db.execute(
+        "SELECT has_database_privilege(current_database(), 'CREATE'), current_user"
+    ).fetchone()
+    if row is None or not row[0]:
         raise Refused(
-            f"{describe(dsn)}: {first_line(error)}; the demonstration needs a login that may create "
-            "schemas and roles there, such as the database's owner with CREATEROLE"
-        ) from error
+            f"{row[1] if row else 'this login'} may not create a schema in database "
+            f"{db.info.dbname!r}: log in as the database's owner, or leave out --dsn and ROWLOCK_DSN"
+        )
 
 
 def _refuse_second_play(db: Connection) -> None:
