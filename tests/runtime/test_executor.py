@@ -250,14 +250,17 @@ def test_the_end_instead_of_go_leaves_without_running(
     assert not (tmp_path / "begun").exists()
 
 
-def test_at_most_once_work_that_has_begun_is_not_asked_to_stop(peer: Peer) -> None:
-    run = peer.a_run("chunks", 20, job="test.once")
+def test_at_most_once_work_stops_only_when_it_is_asked_to(peer: Peer) -> None:
+    """A drain does not ask it, since nobody could continue; a cancel does."""
+    run = peer.a_run("chunks", 30, job="test.once")
     peer.send(run)
     peer.next(Ready)
-    peer.send(Go(attempt=run.attempt), Stop(attempt=run.attempt))
-    for _ in range(2):
-        accept(peer, peer.next(Checkpoint))
-    assert peer.next(Completed).result == "20"
+    peer.send(Go(attempt=run.attempt))
+    accept(peer, peer.next(Checkpoint))
+    second = peer.next(Checkpoint)
+    peer.send(Stop(attempt=run.attempt))
+    accept(peer, second)
+    assert peer.next(messages.Stopped).attempt == run.attempt
 
 
 # -- stop and exit -------------------------------------------------------------------------------
@@ -425,6 +428,25 @@ def test_threads_of_an_author_may_save(peer: Peer) -> None:
     for _ in range(8):
         accept(peer, peer.next(Checkpoint))
     assert peer.next(Completed).result == "8"
+
+
+def test_a_thread_that_comes_too_late_disturbs_nobody(peer: Peer, tmp_path: Path) -> None:
+    late, told = tmp_path / "late", tmp_path / "told"
+    first = peer.a_run("save late", [str(late), str(told)])
+    assert peer.completed(first).result == "1"
+    second = peer.a_run("save", 1)
+    peer.send(second)
+    save = peer.next(Checkpoint)
+    late.touch()  # now the thread of the first attempt saves, while the second waits
+    wait_until(told.exists)
+    accept(peer, save)
+    assert peer.next(Completed).attempt == second.attempt
+    assert "after its attempt had ended" in told.read_text()
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped(peer: Peer) -> None:
+    peer.send(Reply(request=10**9, ok=False))
+    assert peer.completed(peer.a_run("return", 1)).result == "1"
 
 
 # -- the process around author code --------------------------------------------------------------

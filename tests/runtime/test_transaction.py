@@ -20,6 +20,7 @@ from rowlock.runtime.messages import (
     Checkpoint,
     CommitUnknown,
     Completed,
+    Exit,
     Failed,
     Finish,
     Finished,
@@ -961,6 +962,19 @@ def test_a_failed_attempt_costs_its_connection(work: Work) -> None:
 def test_an_attempt_without_a_transaction_opens_no_connection(work: Work) -> None:
     work.run(lambda ctx: "done")
     assert work.executor.work_session().broken
+
+
+def test_an_idle_executor_gives_its_connection_back(work: Work) -> None:
+    work.run(write(1))
+    session = work.executor.work_session()
+    assert not session.broken
+
+    def give_back() -> None:
+        work.executor._hang_up()
+        work.receive(Exit())
+
+    assert work.executor._inbox.next(0.01, give_back) is None
+    assert session.broken
 
 
 def test_what_author_code_gets_is_a_psycopg_connection(work: Work) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gc
+import itertools
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -73,6 +74,8 @@ PLAN_BYTES_MAX: Final = 1024 * 1024
 """Bytes of keys and slices in one message of a plan; escaping can treble them on the wire."""
 PARAMETERS_KEPT: Final = 8
 """Executions whose decoded parameters are kept."""
+IDLE_SECONDS: Final = 30.0
+"""How long an executor without work keeps its connection to the work database."""
 LEAVE_SECONDS: Final = 5.0
 """How long threads and exit handlers of the author's may delay the end after `Exit`."""
 
@@ -90,7 +93,9 @@ class Inbox:
         self._channel = channel
         self._work: SimpleQueue[Work | None] = SimpleQueue()
         self._signals: SimpleQueue[Go | Stop | None] = SimpleQueue()
-        self._replies: SimpleQueue[Reply] = SimpleQueue()
+        # One for each request: a thread that author code has left behind may wait for an answer that
+        # never comes, and must not take anybody else's.
+        self._expected: dict[int, SimpleQueue[Reply]] = {}
         # Membership decides who answers for an attempt that is stopped before its turn: pop() is
         # one step for both threads.
         self._waiting: dict[int, Work] = {}
@@ -119,7 +124,9 @@ class Inbox:
         elif isinstance(message, Go):
             self._signals.put(message)
         elif isinstance(message, Reply):
-            self._replies.put(message)
+            expected = self._expected.pop(message.request, None)
+            if expected is not None:
+                expected.put(message)
         elif isinstance(message, Exit):
             self._leaving = True
             self._work.put(None)
@@ -134,14 +141,26 @@ class Inbox:
 
     # -- the main thread ---------------------------------------------------------------------
 
-    def next(self) -> Work | None:
-        """The next attempt to run; None: leave."""
-        while (work := self._work.get()) is not None and not self._leaving:
+    def next(self, idle_seconds: float, when_idle: Callable[[], None]) -> Work | None:
+        """The next attempt to run; None: leave.
+
+        Args:
+            idle_seconds: How long to wait before `when_idle` is called, once.
+            when_idle: Gives back what an idle executor does not need.
+        """
+        while (work := self._get(idle_seconds, when_idle)) is not None and not self._leaving:
             # In this order: a Stop that no longer finds the attempt waiting finds it current.
             self._current = work.attempt
             if self._waiting.pop(work.attempt, None) is not None:
                 return work
         return None
+
+    def _get(self, idle_seconds: float, when_idle: Callable[[], None]) -> Work | None:
+        try:
+            return self._work.get(timeout=idle_seconds)
+        except Empty:
+            when_idle()
+            return self._work.get()
 
     def go(self, attempt: int) -> bool:
         """Wait for the word after `Ready`: True for `Go`, False for `Stop`.
@@ -158,11 +177,11 @@ class Inbox:
         """Whether the supervisor has sent `Stop` for this attempt."""
         return self._stopped == attempt
 
-    def reply(self, request: int) -> Reply:
-        """Wait for the answer to a request."""
-        while (reply := self._replies.get()).request != request:
-            pass  # of a request that its thread gave up
-        return reply
+    def expect(self, request: int) -> SimpleQueue[Reply]:
+        """Where the answer to a request will be; to be called before the request is sent."""
+        answer: SimpleQueue[Reply] = SimpleQueue()
+        self._expected[request] = answer
+        return answer
 
 
 class Executor:
@@ -181,23 +200,24 @@ class Executor:
         self._registry = registry
         self._work_dsn = work_dsn
         self._inbox = Inbox(channel)
-        self._asking = threading.Lock()
-        self._requests = 0
+        self._numbers = itertools.count(1)
         self._session: WorkSession | None = None
         self._parameters: OrderedDict[str, Any] = OrderedDict()
-        self._stoppable = True
 
     def serve(self) -> None:
         """Say hello, then run what comes until the supervisor says `Exit`."""
         threading.Thread(target=self._inbox.read, name="rowlock-reader", daemon=True).start()
         self.tell(Hello(pid=self._pid))
-        while (work := self._inbox.next()) is not None:
+        while (work := self._inbox.next(IDLE_SECONDS, self._hang_up)) is not None:
             try:
                 answer = self._perform(work)
             except Leave:
                 break
             self.tell(answer)
             self._after(answer)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         if self._session is not None:
             self._session.close()
 
@@ -230,24 +250,20 @@ class Executor:
         except OSError:
             os._exit(0)  # the supervisor is gone: nobody waits for this or any other answer
 
-    def post(self, request: Callable[[int], ToSupervisor]) -> int:
-        """Send a request, made from its number; `reply` waits for the answer."""
-        self._requests += 1
-        self.tell(request(self._requests))
-        return self._requests
-
-    def reply(self, request: int) -> Reply:
-        """Wait for the answer to a request."""
-        return self._inbox.reply(request)
+    def post(self, request: Callable[[int], ToSupervisor]) -> SimpleQueue[Reply]:
+        """Send a request, made from its number; the answer will be in the queue."""
+        number = next(self._numbers)
+        answer = self._inbox.expect(number)
+        self.tell(request(number))
+        return answer
 
     def ask(self, request: Callable[[int], ToSupervisor]) -> Reply:
-        """Send a request and wait for its answer; one at a time, whatever threads there are."""
-        with self._asking:
-            return self.reply(self.post(request))
+        """Send a request and wait for its answer."""
+        return self.post(request).get()
 
     def stop_asked(self, attempt: int) -> bool:
-        """Whether the attempt is to stop; never true for AT_MOST_ONCE work that has begun."""
-        return self._stoppable and self._inbox.stop_asked(attempt)
+        """Whether the supervisor has asked the attempt to stop."""
+        return self._inbox.stop_asked(attempt)
 
     def work_session(self) -> WorkSession:
         """The connection for `ctx.transaction()`, kept between attempts."""
@@ -273,18 +289,16 @@ class Executor:
             self.tell(Ready(attempt=attempt))
             if not self._inbox.go(attempt):
                 return messages.Stopped(attempt=attempt)
-        self._stoppable = not run.handshake
 
         try:
             result = definition.job.process(part, ctx)
-        except BaseException as error:  # noqa: BLE001 - author code raises what it likes
-            return self._after_error(attempt, ctx, error, at_most_once=run.handshake)
-        try:
             ctx.check_end()
             text = definition.result.encode(result)
             committed = ctx.commit_deferred("completion", text)
-        except BaseException as error:  # noqa: BLE001 - also what the server says to COMMIT
+        except BaseException as error:  # noqa: BLE001 - author code raises what it likes
             return self._after_error(attempt, ctx, error, at_most_once=run.handshake)
+        finally:
+            ctx.fate.over = True
         return Completed(attempt=attempt, result=text, committed=committed)
 
     def _decoded_parameters(self, definition: Definition, execution_id: str, text: str) -> Any:
@@ -354,6 +368,8 @@ class Executor:
         except BaseException as error:  # noqa: BLE001 - author code raises what it likes
             ended = _undone(attempt, outcome, error)
             return ended or _failed_by_policy(attempt, outcome, error)
+        finally:
+            outcome.fate.over = True
         return Finished(attempt=attempt, summary=text, committed=committed)
 
 
@@ -366,7 +382,7 @@ class Planner:
         self._attempt = attempt
         self._definition = definition
         self._line = line
-        self._unanswered: int | None = None
+        self._unanswered: SimpleQueue[Reply] | None = None
         self._keys: list[str] = []
         self._slices: list[str] = []
         self._weights: list[int] = []
@@ -415,8 +431,8 @@ class Planner:
         )
 
     def _await_answer(self) -> None:
-        number, self._unanswered = self._unanswered, None
-        if number is not None and not self._line.reply(number).ok:
+        unanswered, self._unanswered = self._unanswered, None
+        if unanswered is not None and not unanswered.get().ok:
             raise LeaseLost("another node is the master of this execution now")
 
 

@@ -21,7 +21,7 @@ class CommitUncertain(BaseException):
 class Fate:
     """The irrevocable events of one attempt."""
 
-    __slots__ = ("infrastructure", "lost", "misuse", "uncertain")
+    __slots__ = ("infrastructure", "lost", "misuse", "over", "uncertain")
 
     def __init__(self) -> None:
         self.lost = False
@@ -32,6 +32,8 @@ class Fate:
         """The author broke a rule of the context. Remembered, because going on would skip work."""
         self.infrastructure: BaseException | None = None
         """The error that the loss of the work connection caused; not the author's fault."""
+        self.over = False
+        """The attempt has been answered for; threads that author code left behind come too late."""
 
     def check(self) -> None:
         """Raise again what has already ended the attempt.
@@ -39,8 +41,10 @@ class Fate:
         Raises:
             LeaseLost: The claim is gone.
             CommitUncertain: A COMMIT had no answer.
-            UsageError: The author broke a rule before.
+            UsageError: The author broke a rule before, or comes too late.
         """
+        if self.over:
+            raise UsageError("a context was used after its attempt had ended")
         if self.lost:
             raise LeaseLost("the claim of this attempt is gone")
         if self.uncertain:
