@@ -363,7 +363,7 @@ def test_a_launch_that_no_node_accepts_says_so(terminal: Terminal) -> None:
     launch = ("launch", "cli.count", "--params", numbers(1), "--import", JOBS, "--detach")
     said = terminal(*launch)
     assert said.code == 0
-    assert one_line(said).startswith("no living node accepts cli.count (contract ")
+    assert one_line(said).startswith("no living node of pool 'default' accepts cli.count (contract ")
 
 
 def test_parameters_may_come_from_a_file_or_standard_input(

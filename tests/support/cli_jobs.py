@@ -13,7 +13,7 @@ class Numbers:
     """What to count, which numbers fail, and what must exist before any number is done."""
 
     count: int
-    fail: list[int] = field(default_factory=list)
+    fail: list[int] = field(default_factory=list[int])
     wait_for: str | None = None
 
 

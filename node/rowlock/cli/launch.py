@@ -17,7 +17,7 @@ from rowlock.cli import arguments, output
 from rowlock.cli.database import actor, opened
 from rowlock.cli.follow import Glance, follow, print_ending, shown
 from rowlock.cli.progress import Display, Snapshot, choose_display
-from rowlock.cli.target import Target, accepting_nodes, local_target, published_target
+from rowlock.cli.target import Target, has_nodes, local_target, published_target
 from rowlock.db import views
 from rowlock.db.store import Store
 from rowlock.db.views import Connection, Execution
@@ -43,7 +43,8 @@ def run(given: argparse.Namespace) -> int:
         if target is None:
             target = published_target(db, registry, given.job, given.params)
         execution, outcome = _request(db, given, target)
-        _warn_if_nobody_works(db, execution)
+        if not execution.ended:
+            _warn_if_nobody_works(db, target, execution.pool)
     _announce_as_it_is(execution, outcome, as_json=given.json)
     return 0 if given.detach else _follow(dsn, execution.execution_id, as_json=given.json)
 
@@ -67,14 +68,12 @@ def _follow(dsn: str, execution_id: UUID, *, as_json: bool) -> int:
     return print_ending(end, as_json=as_json)
 
 
-def _warn_if_nobody_works(db: Connection, execution: Execution) -> None:
-    if (
-        not execution.ended
-        and accepting_nodes(db, execution.job_name, execution.contract_hash) == 0
-    ):
+def _warn_if_nobody_works(db: Connection, target: Target, pool: str) -> None:
+    if not has_nodes(db, target.job, target.contract_hash, pool):
         output.warn(
-            f"no living node accepts {execution.job_name} (contract {execution.contract_hash}): "
-            f"execution {execution.execution_id} goes on as soon as one does"
+            f"no living node of pool {pool!r} accepts {target.job} (contract "
+            f"{target.contract_hash}): it waits for one; rowlock node starts one, and launch "
+            "--slots N processes here"
         )
 
 
@@ -112,7 +111,10 @@ def _drive(given: argparse.Namespace, registry: Registry, target: Target) -> int
     settings = Settings.from_environment(os.environ, dsn=given.dsn)
     dsn = settings.dsn or ""
     # A node waits for its database for ever; a launch says at once what is wrong with it.
-    before = _same_launch(dsn, given)
+    with opened(dsn, "launch") as db:
+        before = _same_launch(db, given)
+        if not given.slots and not (before and before.ended):
+            _warn_if_nobody_works(db, target, given.pool)
     if before is not None:
         return _follow_again(dsn, before, as_json=given.json)
     logs.configure(settings.log_format, level=logging.WARNING)
@@ -140,7 +142,8 @@ def _drive(given: argparse.Namespace, registry: Registry, target: Target) -> int
             )
         except Refused:
             # Somebody else used the launch key while we were starting.
-            before = _same_launch(dsn, given)
+            with opened(dsn, "launch") as db:
+                before = _same_launch(db, given)
             if before is None:
                 raise
             return _follow_again(dsn, before, as_json=given.json)
@@ -251,16 +254,14 @@ def _refused(job: str, instance: str, execution_id: UUID, state: str) -> Refused
     )
 
 
-def _same_launch(dsn: str, given: argparse.Namespace) -> Execution | None:
+def _same_launch(db: Connection, given: argparse.Namespace) -> Execution | None:
     """The execution that this launch key stands for already."""
-    with opened(dsn, "launch") as db:
-        if given.launch_key is None:
-            return None
-        execution = views.launched_as(db, given.launch_key)
-        if execution is not None:
-            _require_same_work(execution, given)
-            _warn_if_nobody_works(db, execution)
-        return execution
+    if given.launch_key is None:
+        return None
+    execution = views.launched_as(db, given.launch_key)
+    if execution is not None:
+        _require_same_work(execution, given)
+    return execution
 
 
 def _follow_again(dsn: str, before: Execution, *, as_json: bool) -> int:

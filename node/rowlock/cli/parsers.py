@@ -165,7 +165,9 @@ def nodes(parser: ArgumentParser) -> None:
 def events(parser: ArgumentParser) -> None:
     """`rowlock events`."""
     add_execution(parser, optional=True)
-    parser.add_argument("--node", metavar="X", help="only of nodes with this name or this id")
+    parser.add_argument(
+        "--node", metavar="X", help="only of nodes with this name, or id (8 characters or more)"
+    )
     parser.add_argument("--event", metavar="E", help="only of this kind, such as node_removed")
     add_limit(parser, 50)
     parser.add_argument(

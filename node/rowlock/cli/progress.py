@@ -159,16 +159,17 @@ class Bar:
 
     def show(self, snapshot: Snapshot) -> None:
         """Update the bar."""
+        text = details(snapshot, self._speed.pace(snapshot))
         if self._progress is None or self._task is None:
             self._progress = _bar()
-            self._task = self._progress.add_task("", total=None, text="")
+            self._task = self._progress.add_task(snapshot.status, total=None, text=text)
             self._progress.start()
         self._progress.update(
             self._task,
             description=snapshot.status,
             total=snapshot.total,
             completed=snapshot.done,
-            text=details(snapshot, self._speed.pace(snapshot)),
+            text=text,
         )
 
     def close(self) -> None:

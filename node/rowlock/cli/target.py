@@ -17,7 +17,7 @@ from rowlock.errors import NotFound, UsageError, near_names
 from rowlock.jsontext import PARAMETERS_BYTES, check_json
 from rowlock.registry import Registry
 
-_CONTRACTS_MAX: Final = 100
+_NODES_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +86,10 @@ def published_target(db: Connection, registry: Registry, job: str, given: str | 
     )
 
 
-def accepting_nodes(db: Connection, job: str, contract_hash: str) -> int:
-    """How many living nodes accept a contract."""
-    known = views.contracts(db, job=job, limit=_CONTRACTS_MAX)
-    return sum(one.nodes for one in known if one.contract_hash == contract_hash)
+def has_nodes(db: Connection, job: str, contract_hash: str, pool: str) -> bool:
+    """Whether any living node of a pool accepts a contract and has slots for it."""
+    there = views.nodes(db, pool=pool, limit=_NODES_MAX)
+    return any(one.slots and contract_hash in one.jobs.get(job, ()) for one in there)
 
 
 def parameters_text(given: str | None, schema: Mapping[str, Any]) -> str:

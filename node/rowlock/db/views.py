@@ -516,7 +516,7 @@ def events(
     Args:
         db: A connection that may read the views.
         execution_id: Only of this execution.
-        node: Only of nodes with this name, or of the node with this id.
+        node: Only of nodes with this name, or whose id begins with these 8 characters or more.
         event: Only of this kind, for example `node_removed`.
         before: Only those with a smaller id: the first one of the page after.
         limit: Rows at most.
@@ -528,7 +528,8 @@ def events(
         " detail, rowlock.now() AS read_at"
         " FROM rowlock.events"
         " WHERE (%(execution)s::uuid IS NULL OR execution_id = %(execution)s)"
-        " AND (%(node)s::text IS NULL OR node_name = %(node)s OR node_id::text = %(node)s)"
+        " AND (%(node)s::text IS NULL OR node_name = %(node)s"
+        "      OR length(%(node)s) >= 8 AND starts_with(node_id::text, lower(%(node)s)))"
         " AND (%(event)s::text IS NULL OR event = %(event)s)"
         " AND (%(before)s::bigint IS NULL OR id < %(before)s)"
         " ORDER BY id DESC LIMIT %(limit)s",
