@@ -1,3 +1,5 @@
+"""Messages between a supervisor and its executors arrive whole, in order, or not at all."""
+
 from __future__ import annotations
 
 import socket

@@ -1,3 +1,5 @@
+"""A supervisor's executors are started, reused, recycled, and killed with all they started."""
+
 from __future__ import annotations
 
 import signal

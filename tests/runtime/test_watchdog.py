@@ -1,3 +1,5 @@
+"""The watchdog freezes attempts when the lease ends, and kills them when the supervisor is gone."""
+
 from __future__ import annotations
 
 import os
