@@ -575,11 +575,12 @@ class Attempts:
         )
 
     def _stopped(self, attempt: Attempt) -> None:
-        if attempt.claim.at_most_once:  # it cannot start again, but its outcome is known
+        if attempt.claim.at_most_once and attempt.began:
+            # It cannot start again, but its outcome is known.
             error = {"type": "Stopped", "message": "it stopped early because it was asked to"}
             self._write_failure(attempt, json.dumps(error), kind="never", delay=0.0)
-        else:
-            self._release([attempt], unstarted=False)
+        else:  # before Go, Stopped is the answer of an executor that ran nothing
+            self._release([attempt], unstarted=not attempt.began)
 
     def _find_out(self, attempt: Attempt) -> None:
         """The COMMIT of a transaction had no answer: only a fenced write may say *not committed*."""

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 SEAL_SECONDS_MAX: Final = 3600.0
 RESULTS_PAGE: Final = 500
+RESULTS_PAGE_BYTES: Final = 512 * 1024
+"""Bytes of results in one answer; escaping twice can make four times as much of them."""
 TICK_SECONDS_MIN: Final = 0.02
 TICK_SECONDS_MAX: Final = 1.0
 TICK_SHARE: Final = 0.1
@@ -440,9 +442,8 @@ class Masters:
 
         def done(rows: list[tuple[int, str, str | None]]) -> None:
             if self._running is master:
-                self._pool.send(
-                    self._executor, Reply(request=request, ok=True, body=json.dumps(rows))
-                )
+                body = json.dumps(fitting_results(rows))
+                self._pool.send(self._executor, Reply(request=request, ok=True, body=body))
 
         self._host.work.tell(lambda store: store.results(execution, after, RESULTS_PAGE), done)
 
@@ -493,6 +494,18 @@ class Masters:
             lambda store: store.fail_plan(node_id, execution, epoch, reason, message),
             lambda _done: self._look(master),
         )
+
+
+def fitting_results(
+    rows: list[tuple[int, str, str | None]],
+) -> list[tuple[int, str, str | None]]:
+    """The first rows, at least one, that one message can hold; the executor asks for the rest."""
+    size = 0
+    for count, (_, key, result) in enumerate(rows):
+        size += len(key.encode()) + len((result or "").encode())
+        if count and size > RESULTS_PAGE_BYTES:
+            return rows[:count]
+    return rows
 
 
 def _resign(node_id: UUID, execution: UUID, epoch: int) -> Callable[[Any], bool]:
