@@ -1,3 +1,5 @@
+"""What a supervisor holds of one executor: its channel, its process tree, its end."""
+
 from __future__ import annotations
 
 import json
@@ -6,6 +8,8 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -36,7 +40,7 @@ def executor() -> Iterator[ExecutorProcess]:
 
 
 def start(command: list[str] = fake_executor.COMMAND) -> ExecutorProcess:
-    return ExecutorProcess.start(Children(), command, env=environment(), mark="test.0")
+    return ExecutorProcess.start(Children(), command, env=environment(), mark=uuid4().hex)
 
 
 def completed(result: str, attempt: int = 1) -> messages.Completed:
@@ -177,7 +181,7 @@ def test_an_executor_is_frozen_and_continues(executor: ExecutorProcess) -> None:
 def test_nothing_is_signalled_after_the_status_was_collected(
     executor: ExecutorProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor.kill()
+    executor.send(messages.Exit())
     wait_until(lambda: executor.poll() is not None)
     signalled: list[object] = []
 
@@ -185,13 +189,14 @@ def test_nothing_is_signalled_after_the_status_was_collected(
         signalled.append(arguments)
 
     monkeypatch.setattr(processes, "_signal", record)
+    monkeypatch.setattr(processes, "memory_bytes", record)
     monkeypatch.setattr(os, "killpg", record)
     monkeypatch.setattr(os, "kill", record)
 
     executor.kill()
     executor.thaw()
     assert executor.freeze()
-    assert executor.poll() == -signal.SIGKILL
+    assert executor.poll() == 0
     assert executor.memory_bytes() is None
     executor.close()
     executor.close()
@@ -215,6 +220,10 @@ def test_a_command_that_cannot_be_started_leaves_nothing_open() -> None:
     with pytest.raises(FileNotFoundError):
         start(["/no/such/program"])
     assert open_descriptors() == before
+
+
+def test_an_executor_is_sacrificed_before_its_supervisor(executor: ExecutorProcess) -> None:
+    assert Path(f"/proc/{executor.pid}/oom_score_adj").read_text() == "500\n"
 
 
 def test_its_memory_is_told_while_it_runs(executor: ExecutorProcess) -> None:

@@ -1,3 +1,5 @@
+"""Process groups, descendants and orphans: nothing that author code starts outlives its attempt."""
+
 from __future__ import annotations
 
 import os
@@ -7,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -15,7 +18,7 @@ from rowlock.runtime.processes import MARK_VARIABLE, Process, Tree
 from tests.support.supervisor import Supervisor, environment, identity, is_alive, send, state
 from tests.support.waiting import wait_until
 
-MARK = "test-of-processes.0"
+MARK = uuid4().hex  # another run of these tests at the same time has another one
 LOOP = [sys.executable, "-I", "-S", "-c", "import time\nwhile True: time.sleep(0.001)"]
 
 
@@ -144,17 +147,17 @@ def test_a_tree_is_frozen_and_thawed_with_all_that_left_it(supervisor: Superviso
 
 
 def test_freezing_outruns_a_tree_that_keeps_forking(started: Started) -> None:
-    # A chain of processes, each of which forks its successor and exits, in a session of its own.
-    chain = """
+    # In a session of its own, every process forks its successor after a millisecond.
+    growing = """
 import os, time
 os.setsid() if os.fork() == 0 else time.sleep(1000)
 print("go", flush=True)
-while True:
+for _ in range(500):
     if os.fork():
-        os._exit(0)
-    time.sleep(0.0005)
+        time.sleep(1000)
+    time.sleep(0.001)
 """
-    tree = started.leader([sys.executable, "-I", "-S", "-c", chain])
+    tree = started.leader([sys.executable, "-I", "-S", "-c", growing])
     assert started.line() == "go\n"
 
     settled = processes.freeze([tree])
@@ -164,6 +167,7 @@ while True:
 
     assert settled
     assert {process.state for process in frozen} == {"T"}
+    assert 1 < len(frozen) < 500
     assert again == frozen  # nobody is left who could fork
     wait_until(lambda: processes.members([tree]) == [])
 
