@@ -1,4 +1,4 @@
-"""A supervisor's executors are started, reused, recycled, and killed with all they started."""
+"""Children are started by the main thread, and orphans of author code end with the supervisor."""
 
 from __future__ import annotations
 
