@@ -534,3 +534,19 @@ def test_recovering_a_node_reads_only_its_claims(alone: Scene) -> None:
         )
 
     assert all("Seq Scan on batch_partitions" not in plan for plan in seen), seen
+
+
+def test_reading_results_passes_over_nobody_elses_history(alone: Scene) -> None:
+    many_rows(alone, finished=30_000, delayed=0)
+    run = alone.an_execution(20)
+    node = alone.a_node(only=run.id)
+    alone.complete(node, *alone.claim(node, slots=20))
+    many_rows(alone, finished=30_000, delayed=0)
+    alone.admin.execute("SELECT rowlock.results(%s, 0, 5)", [run.id])  # reads the catalogue
+
+    with plans(alone) as seen:
+        first = alone.all("SELECT id FROM rowlock.results(%s, 0, 15)", run.id)
+        last = alone.all("SELECT id FROM rowlock.results(%s, %s, 15)", run.id, first[-1].id)
+
+    assert (len(first), len(last)) == (15, 5)
+    assert max(buffers(plan) for plan in seen) < 40, seen

@@ -61,7 +61,7 @@ def test_promotion_is_bounded_and_oldest_first(alone: Scene) -> None:
         alone.fail(node, claim, delay_seconds=100 + n)
     alone.admin.execute(
         "UPDATE rowlock.batch_partitions SET available_at = available_at - interval '1 h'"
-        " WHERE NOT ready"
+        " WHERE status = 'PENDING' AND NOT ready"
     )
 
     assert [alone.store.promote(2) for _ in range(4)] == [2, 2, 1, 0]

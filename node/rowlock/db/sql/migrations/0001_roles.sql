@@ -18,6 +18,10 @@ BEGIN
         EXECUTE format('GRANT rowlock_owner TO %I', current_user);
     END IF;
     EXECUTE format('GRANT CREATE ON DATABASE %I TO rowlock_owner', current_database());
+    -- Who may make temporary objects may try to put them in front of ours. The functions do not fall
+    -- for it (their search_path ends with pg_temp); this is the second belt. A program that needs
+    -- temporary tables gets the right by name: GRANT TEMPORARY ON DATABASE … TO its role.
+    EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
 END
 $$;
 

@@ -98,6 +98,8 @@ CREATE TABLE batch_job_coordination (
     master_epoch     bigint NOT NULL DEFAULT 0,
     step             text,
     total            bigint,                      -- partitions of the sealed plan
+    first_id         bigint,                      -- their ids lie between these two, so that reading
+    last_id          bigint,                      -- results passes over nobody else's history
     counts           jsonb,                       -- the recount that ended the execution
     summary          jsonb,
     failure_reason   text,                        -- one CamelCase word

@@ -95,6 +95,7 @@ BEGIN
     SET master_node = p_node, master_epoch = e.master_epoch + 1,
         status = CASE e.status WHEN 'REQUESTED' THEN 'PLANNING' ELSE e.status END
     WHERE e.execution_id = v_execution
+      AND e.ended_at IS NULL  -- guard: it may have ended between the look and the lock
       -- guard: compare and set; a living master is never replaced
       AND (e.master_node IS NULL OR e.master_node = p_node
            OR NOT EXISTS (SELECT FROM batch_nodes m
@@ -181,6 +182,7 @@ AS $$
 DECLARE
     v_execution batch_job_coordination;
     v_rows bigint;
+    v_first bigint;
 BEGIN
     SELECT e.* INTO v_execution FROM batch_job_coordination e
     WHERE e.execution_id = p_execution FOR UPDATE;
@@ -194,6 +196,7 @@ BEGIN
         RETURN QUERY SELECT 'superseded', NULL;
         RETURN;
     END IF;
+    v_first := nextval('rowlock.batch_partitions_id_seq');
     BEGIN
         INSERT INTO batch_partitions (execution_id, step, partition_key, delivery, weight, slice)
         SELECT p_execution, p_step, u.key, v_execution.delivery, u.weight, u.slice
@@ -219,7 +222,8 @@ BEGIN
     END;
     DELETE FROM batch_staging s WHERE s.execution_id = p_execution;
     UPDATE batch_job_coordination e
-    SET status = 'RUNNING', step = p_step, total = p_total, started_at = rowlock.now()
+    SET status = 'RUNNING', step = p_step, total = p_total, started_at = rowlock.now(),
+        first_id = v_first, last_id = nextval('rowlock.batch_partitions_id_seq')
     WHERE e.execution_id = p_execution;
     PERFORM pg_notify('rowlock', 'work');
     RETURN QUERY SELECT 'sealed', NULL;
@@ -455,7 +459,10 @@ RETURNS TABLE (id bigint, partition_key text, result text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
     SELECT p.id, p.partition_key, p.result::text FROM batch_partitions p
-    WHERE p.execution_id = p_execution AND p.status = 'COMPLETED' AND p.id > p_after
+    WHERE p.id > greatest(p_after, (SELECT e.first_id FROM batch_job_coordination e
+                                    WHERE e.execution_id = p_execution))
+      AND p.id < (SELECT e.last_id FROM batch_job_coordination e WHERE e.execution_id = p_execution)
+      AND p.execution_id = p_execution AND p.status = 'COMPLETED'
     ORDER BY p.id LIMIT p_limit;
 $$;
 

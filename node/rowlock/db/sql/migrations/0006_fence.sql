@@ -70,6 +70,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 DECLARE
     v_fence batch_fences;
+    v_execution batch_job_coordination;
     v_row batch_partitions;
 BEGIN
     DELETE FROM batch_fences WHERE fence_id = NEW.fence_id RETURNING * INTO v_fence;
@@ -78,7 +79,11 @@ BEGIN
             USING ERRCODE = 'RL001';
     END IF;
     IF v_fence.armed = 'finish' THEN
-        IF rowlock.finish(v_fence.execution_id, v_fence.epoch, v_fence.body, NULL, NULL) <> 'COMPLETED' THEN
+        -- Not by the answer of finish(), which says COMPLETED to a repetition as well: this is another
+        -- run of it (the first one's COMMIT was in doubt), and its rows would be there twice.
+        SELECT l.* INTO v_execution FROM rowlock._lock_execution(v_fence.execution_id) l;
+        IF v_execution.status <> 'FINISHING'  -- guard: the transaction of finish() takes effect once
+           OR rowlock.finish(v_fence.execution_id, v_fence.epoch, v_fence.body, NULL, NULL) <> 'COMPLETED' THEN
             RAISE EXCEPTION 'execution % has another master', v_fence.execution_id USING ERRCODE = 'RL002';
         END IF;
         RETURN NULL;

@@ -1,0 +1,352 @@
+"""A storm of everything at once: no deadlock, no orphan, nothing ends twice, everything ends."""
+
+import os
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID, uuid4
+
+import psycopg
+
+from rowlock.db.store import Store
+from rowlock.protocol.model import FIRST_STEP, Claim, Completion
+from rowlock.protocol.states import EXECUTION_MOVES, NODE_MOVES, PARTITION_MOVES
+from tests.support import oracles
+from tests.support.builders import AT_LEAST_ONCE, AT_MOST_ONCE, HASH, Scene, a_policy, a_seed
+
+SECONDS: Final = float(os.environ.get("ROWLOCK_STORM_SECONDS", "4"))
+"""How long the storm lasts; longer by hand, to look for what is rare."""
+SEED: Final = int(os.environ.get("ROWLOCK_STORM_SEED", "0"))
+
+LEGAL: Final = {
+    (kind, before and before.value, after.value)
+    for kind, moves in (
+        ("node", NODE_MOVES),
+        ("partition", PARTITION_MOVES),
+        ("execution", EXECUTION_MOVES),
+    )
+    for before, followers in moves.items()
+    for after in followers
+}
+
+
+@dataclass(slots=True)
+class Record:
+    """What the actors saw, for the oracles. Appending is atomic, so they share it."""
+
+    nodes: list[UUID] = field(default_factory=list)
+    executions: list[UUID] = field(default_factory=list)
+    accepted: list[tuple[int, UUID]] = field(default_factory=list)
+    """Partition and token of every completion that was answered with 'completed'."""
+    starts: list[tuple[UUID, str]] = field(default_factory=list)
+    """Execution and key of every AT_MOST_ONCE attempt whose author code began."""
+    done: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+class Actor:
+    """One connection that does what nodes, masters, observers and people do, by chance."""
+
+    def __init__(self, scene: Scene, record: Record, rng: random.Random) -> None:
+        self.scene = scene
+        self.store: Store = scene.a_store()
+        self.record = record
+        self.rng = rng
+        self.node = uuid4()
+        self.held: list[Claim] = []
+        self.driven: dict[UUID, int] = {}
+        self.register()
+
+    def act(self) -> None:
+        """Do one thing."""
+        moves: dict[Callable[[], object], int] = {
+            self.claim: 20,
+            self.complete: 15,
+            self.complete_and_claim: 10,
+            self.fail: 8,
+            self.release: 5,
+            self.checkpoint: 2,
+            self.beat: 5,
+            self.drive: 12,
+            self.adopt: 5,
+            self.request: 3,
+            self.cancel: 2,
+            self.suspect: 4,
+            self.remove: 4,
+            self.recover: 2,
+            self.promote: 3,
+            self.leave: 1,
+        }
+        (move,) = self.rng.choices(list(moves), list(moves.values()))
+        move()
+        self.record.done[move.__name__] += 1
+
+    # -- a node ----------------------------------------------------------------------------------
+
+    def register(self) -> None:
+        self.node = uuid4()
+        self.held, self.driven = [], {}
+        self.store.register(
+            self.node,
+            name="storm",
+            pool=self.scene.pool,
+            slots=4,
+            jobs={self.scene.job: [HASH]},
+            version="test",
+        )
+        self.record.nodes.append(self.node)
+
+    def take(self, claims: list[Claim]) -> None:
+        for claim in claims:
+            # Before `go`, a start is handed back now and then; afterwards never.
+            if claim.at_most_once and self.rng.random() < 0.2:
+                pairs = [(claim.id, claim.token)]
+                self.store.release(self.node, pairs, unstarted=True)
+                continue
+            if claim.at_most_once:
+                self.record.starts.append((claim.execution_id, claim.key))
+            self.held.append(claim)
+
+    def how_many(self) -> dict[str, int]:
+        return {"slots": self.rng.randrange(4), "prefetch": self.rng.randrange(3)}
+
+    def claim(self) -> None:
+        idle, seed = not self.held, self.rng.getrandbits(62)
+        self.take(self.store.claim(self.node, **self.how_many(), idle=idle, seed=seed))
+
+    def some(self) -> list[Claim]:
+        self.rng.shuffle(self.held)
+        n = self.rng.randrange(len(self.held) + 1)
+        chosen, self.held = self.held[:n], self.held[n:]
+        return chosen
+
+    def sent(self) -> list[Completion]:
+        return [Completion(id=c.id, token=c.token, result="1") for c in self.some()]
+
+    def accept(self, sent: list[Completion], answers: dict[int, str]) -> None:
+        self.record.accepted += [(c.id, c.token) for c in sent if answers[c.id] == "completed"]
+
+    def complete(self) -> None:
+        sent = self.sent()
+        if sent:
+            self.accept(sent, self.store.complete(self.node, sent))
+            if self.rng.random() < 0.2:  # the answer was lost
+                self.accept(sent, self.store.complete(self.node, sent))
+
+    def complete_and_claim(self) -> None:
+        sent, idle = self.sent(), not self.held
+        answers, claims = self.store.complete_and_claim(
+            self.node, sent, **self.how_many(), idle=idle, seed=self.rng.getrandbits(62)
+        )
+        self.accept(sent, answers)
+        self.take(claims)
+
+    def fail(self) -> None:
+        if not self.held:
+            return
+        claim = self.held.pop(self.rng.randrange(len(self.held)))
+        self.store.fail(
+            self.node,
+            claim.id,
+            claim.token,
+            error='{"type": "Storm"}',
+            kind=self.rng.choice(["retry", "retry", "retry", "never", "later"]),
+            delay_seconds=self.rng.choice([0, 0, 0.05]),
+        )
+
+    def release(self) -> None:
+        back = [claim for claim in self.some() if not claim.at_most_once]
+        if back:
+            pairs = [(claim.id, claim.token) for claim in back]
+            self.store.release(self.node, pairs, unstarted=False)
+
+    def checkpoint(self) -> None:
+        if self.held:
+            claim = self.rng.choice(self.held)
+            self.store.checkpoint(self.node, claim.id, claim.token, "1")
+
+    def beat(self) -> None:
+        alive = self.store.beat(self.node, load=len(self.held), draining=False).alive
+        if not alive:
+            self.register()
+
+    def leave(self) -> None:
+        self.store.deregister(self.node, "storm")
+        self.register()
+
+    # -- a master --------------------------------------------------------------------------------
+
+    def adopt(self) -> None:
+        taken = self.store.adopt(self.node)
+        if taken is None:
+            return
+        self.driven[taken.execution_id] = taken.epoch
+        if taken.status != "PLANNING":
+            return
+        if self.rng.random() < 0.05:
+            self.store.fail_plan(self.node, taken.execution_id, taken.epoch, "Storm", "no plan")
+            return
+        total = self.rng.randrange(30)
+        keys = [f"p{n}" for n in range(total)]
+        weights = [self.rng.randrange(5) for _ in keys]
+        self.store.stage(
+            taken.execution_id, taken.epoch, 0, keys=keys, slices=["{}"] * total, weights=weights
+        )
+        self.store.seal(taken.execution_id, taken.epoch, FIRST_STEP, total)
+
+    def drive(self) -> None:
+        if not self.driven:
+            return
+        execution = self.rng.choice(list(self.driven))
+        epoch = self.driven[execution]
+        status = self.store.advance(self.node, execution, epoch).status
+        if status == "FINISHING":
+            reason = "Storm" if self.rng.random() < 0.2 else None
+            self.store.finish(execution, epoch, summary="1", reason=reason)
+        elif status not in {"PLANNING", "RUNNING", "CLOSING"}:
+            del self.driven[execution]
+        elif self.rng.random() < 0.1:
+            self.store.resign(self.node, execution, epoch)
+            del self.driven[execution]
+
+    # -- observers and people --------------------------------------------------------------------
+
+    def peer(self) -> tuple[UUID, int] | None:
+        peers = self.store.beat(self.node, load=0, draining=False).peers
+        if not peers:
+            return None
+        peer = self.rng.choice(peers)
+        return peer.node_id, peer.beat
+
+    def suspect(self) -> None:
+        if peer := self.peer():
+            self.store.mark_unreachable(self.node, *peer)
+
+    def remove(self) -> None:
+        if peer := self.peer():
+            self.store.remove_node(self.node, *peer)
+
+    def recover(self) -> None:
+        self.store.recover(self.node)
+
+    def promote(self) -> None:
+        self.store.promote(10)
+
+    def cancel(self) -> None:
+        if self.record.executions:
+            self.store.cancel(self.rng.choice(self.record.executions[-6:]), "storm", None)
+
+    def request(self) -> None:
+        id_, _ = self.store.request(
+            uuid4(),
+            job=self.scene.job,
+            contract_hash=HASH,
+            policy=a_policy(
+                max_attempts=self.rng.choice([1, 2, 3]),
+                max_failed=self.rng.choice([None, 0, "30%"]),
+                has_finish=self.rng.random() < 0.5,
+            ),
+            delivery=self.rng.choice([AT_LEAST_ONCE, AT_MOST_ONCE]),
+            instance_key=uuid4().hex,
+            parameters="{}",
+            pool=self.scene.pool,
+            priority=self.rng.randrange(3),
+        )
+        self.record.executions.append(id_)
+
+
+def calm(actor: Actor) -> None:
+    """After the storm one node is left; it recovers, runs and ends whatever there is."""
+    scene, store = actor.scene, actor.store
+    for node in actor.record.nodes:
+        store.deregister(node, "the storm is over")
+    actor.register()
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        store.recover(actor.node)
+        scene.admin.execute(
+            "UPDATE rowlock.batch_partitions SET available_at = now()"
+            " WHERE status = 'PENDING' AND NOT ready"
+        )
+        store.promote(10_000)
+        actor.adopt()
+        claims = store.claim(actor.node, slots=50, prefetch=0, idle=True, seed=1)
+        for claim in claims:
+            if claim.at_most_once:
+                actor.record.starts.append((claim.execution_id, claim.key))
+        actor.held = claims
+        sent = [Completion(id=c.id, token=c.token, result="1") for c in claims]
+        actor.accept(sent, store.complete(actor.node, sent))
+        for execution in list(actor.driven):
+            epoch = actor.driven[execution]
+            if store.advance(actor.node, execution, epoch).status == "FINISHING":
+                store.finish(execution, epoch, summary="1")
+        if not scene.all(
+            "SELECT FROM rowlock.batch_job_coordination WHERE ended_at IS NULL LIMIT 1"
+        ):
+            return
+    left = scene.all(
+        "SELECT e.execution_id, e.status, e.master_node, p.status AS partition, p.alone, p.ready"
+        " FROM rowlock.batch_job_coordination e LEFT JOIN rowlock.batch_partitions p"
+        " ON p.execution_id = e.execution_id AND p.ended_at IS NULL WHERE e.ended_at IS NULL"
+    )
+    raise AssertionError(f"never ended: {left[:5]}")
+
+
+def test_a_storm_of_everything_deadlocks_nowhere_and_loses_nothing(alone: Scene) -> None:
+    seed = SEED or a_seed()
+    print(f"replay with ROWLOCK_STORM_SEED={seed} (the interleaving is the machine's)")
+    oracles.watch(alone)
+    record = Record()
+    actors = [Actor(alone, record, random.Random(seed + n)) for n in range(8)]
+    for _ in range(4):
+        actors[0].request()
+    until = time.monotonic() + SECONDS
+
+    def storm(actor: Actor) -> None:
+        while time.monotonic() < until:
+            actor.act()
+
+    with ThreadPoolExecutor(len(actors)) as threads:
+        for running in [threads.submit(storm, actor) for actor in actors]:
+            running.result()
+    for actor in actors[1:]:
+        actor.store.connection.close()
+    calm(actors[0])
+
+    print(dict(record.done))
+    assert oracles.deadlocks(alone) == 0
+    assert oracles.orphans(alone) == []
+    assert oracles.miscounted(alone) == []
+    assert alone.all("SELECT FROM rowlock.batch_staging") == []
+    assert len(record.starts) == len(set(record.starts)), "an AT_MOST_ONCE start was repeated"
+    tokens = defaultdict(set)
+    for partition, token in record.accepted:
+        tokens[partition].add(token)
+    assert all(len(one) == 1 for one in tokens.values()), "two attempts were accepted"
+    accepted = alone.all("SELECT id FROM rowlock.batch_partitions WHERE status = 'COMPLETED'")
+    assert {row.id for row in accepted} == set(tokens)
+    ends = alone.all(
+        "SELECT execution_id FROM rowlock.batch_events WHERE event = 'execution_ended'"
+        " GROUP BY 1 HAVING count(*) > 1"
+    )
+    assert ends == []
+    assert oracles.moves(alone) <= LEGAL
+    assert all(record.done.values())
+
+
+def test_the_watcher_sees_a_terminal_row_change(alone: Scene) -> None:
+    """The storm's oracle can fail."""
+    oracles.watch(alone)
+    node, claim = alone.a_claim()
+    alone.complete(node, claim)
+
+    try:
+        alone.admin.execute("UPDATE rowlock.batch_partitions SET result = '2'")
+    except psycopg.errors.RaiseException as error:
+        assert "a terminal partition was changed" in str(error)
+    else:
+        raise AssertionError("nobody noticed")
