@@ -264,7 +264,7 @@ def calm(actor: Actor) -> None:
     for node in actor.record.nodes:
         store.deregister(node, "the storm is over")
     actor.register()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 30 + 2 * SECONDS
     while time.monotonic() < until:
         store.recover(actor.node)
         scene.admin.execute(
@@ -272,18 +272,20 @@ def calm(actor: Actor) -> None:
             " WHERE status = 'PENDING' AND NOT ready"
         )
         store.promote(10_000)
-        actor.adopt()
-        claims = store.claim(actor.node, slots=50, prefetch=0, idle=True, seed=1)
-        for claim in claims:
-            if claim.at_most_once:
-                actor.record.starts.append((claim.execution_id, claim.key))
-        actor.held = claims
-        sent = [Completion(id=c.id, token=c.token, result="1") for c in claims]
-        actor.accept(sent, store.complete(actor.node, sent))
-        for execution in list(actor.driven):
-            epoch = actor.driven[execution]
-            if store.advance(actor.node, execution, epoch).status == "FINISHING":
+        while store.beat(actor.node, load=0, draining=False).adoptable:
+            actor.adopt()
+        while claims := store.claim(actor.node, slots=50, prefetch=0, idle=True, seed=1):
+            for claim in claims:
+                if claim.at_most_once:
+                    actor.record.starts.append((claim.execution_id, claim.key))
+            sent = [Completion(id=c.id, token=c.token, result="1") for c in claims]
+            actor.accept(sent, store.complete(actor.node, sent))
+        for execution, epoch in list(actor.driven.items()):
+            status = store.advance(actor.node, execution, epoch).status
+            if status == "FINISHING":
                 store.finish(execution, epoch, summary="1")
+            elif status not in {"PLANNING", "RUNNING", "CLOSING"}:
+                del actor.driven[execution]
         if not scene.all(
             "SELECT FROM rowlock.batch_job_coordination WHERE ended_at IS NULL LIMIT 1"
         ):

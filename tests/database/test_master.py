@@ -201,8 +201,8 @@ def test_a_superseded_master_ends_nothing(scene: Scene) -> None:
     assert scene.advance(old) == "SUPERSEDED"
     assert scene.execution(old).status == "RUNNING"
     assert scene.advance(new) == "COMPLETED"
-    # What is over is over for everybody: a superseded launch call ends with the true outcome.
-    assert scene.advance(old) == "COMPLETED"
+    # Also when it is over: a superseded launch says so, and follows to the true outcome.
+    assert scene.advance(old) == "SUPERSEDED"
 
 
 def test_a_superseded_master_finishes_nothing(scene: Scene) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from rowlock.cli.main import main
-from rowlock.runtime.processes import Process
-from tests.support.supervisor import identity, is_alive
+from rowlock.runtime.processes import Process, table
+from tests.support.supervisor import is_alive
 from tests.support.terminal import (
     JOBS,
     PATIENCE_SECONDS,
@@ -43,7 +44,7 @@ class Dev:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "rowlock", "dev", "--import", JOBS),
-                *("--data", str(data), "--json", *options),
+                *("--data", str(data), *options),
             ],
             env=variables(""),
             stdin=subprocess.DEVNULL,
@@ -52,12 +53,20 @@ class Dev:
             text=True,
             start_new_session=True,
         )
+        self.said: list[str] = []
+        self.dsn = self._wait_dsn()
+        self.family: list[Process] = [
+            process for process in table().values() if process.parent == self.process.pid
+        ]
+
+    def _wait_dsn(self) -> str:
         assert self.process.stdout is not None
-        first = self.process.stdout.readline()
-        assert first, self.process.communicate()
-        self.document = json.loads(first)
-        self.dsn: str = self.document["dsn"]
-        self.family: list[Process] = [identity(one["pid"]) for one in self.document["nodes"]]
+        for line in self.process.stdout:
+            self.said.append(line)
+            found = re.search(r"postgresql://[^\"\s]+", line)
+            if found:
+                return found.group()
+        raise AssertionError(self.process.communicate())
 
     def wait_line(self, words: str) -> str:
         """Read what it says until a line has these words."""
@@ -86,14 +95,15 @@ class Dev:
 def test_dev_runs_nodes_and_keeps_its_data_and_leaves_nothing_running(
     data: Path, capsys: Captured
 ) -> None:
-    dev = Dev(data, "--nodes", "2")
+    dev = Dev(data, "--nodes", "2", "--json")
     try:
-        assert [one["name"] for one in dev.document["nodes"]] == ["node-1", "node-2"]
-        assert dev.document["jobs"] == ["cli.count", "cli.nothing"]
+        document = json.loads(dev.said[0])
+        assert [one["name"] for one in document["nodes"]] == ["node-1", "node-2"]
+        assert document["jobs"] == ["cli.count", "cli.nothing"]
         launched = run(dev.dsn, "launch", "cli.count", "--params", numbers(4), "--json")
         assert launched.code == 0, launched
 
-        os.kill(dev.family[0].pid, signal.SIGKILL)
+        os.kill(document["nodes"][0]["pid"], signal.SIGKILL)
         assert "was ended by signal 9; its work goes to the others" in dev.wait_line("node-1 (pid")
 
         dev.process.send_signal(signal.SIGINT)
@@ -107,6 +117,13 @@ def test_dev_runs_nodes_and_keeps_its_data_and_leaves_nothing_running(
     again = Dev(data, "--nodes", "1")
     try:
         assert again.dsn == dev.dsn
+        assert again.said == [
+            f"database  {data}\n",
+            "nodes     node-1\n",
+            "jobs      cli.count, cli.nothing\n",
+            "in another terminal:\n",
+            f"    export ROWLOCK_DSN={dev.dsn}\n",
+        ]
         capsys.readouterr()
         assert main(["executions", "--dsn", again.dsn, "--json"]) == 0
         (kept,) = json.loads(capsys.readouterr().out)["executions"]

@@ -125,6 +125,12 @@ def test_what_does_not_decode_fails_its_own_attempt_only(
     assert peer.next(Completed).attempt == good.attempt
 
 
+def test_a_validator_that_leaves_fails_its_own_attempt_only(peer: Peer) -> None:
+    failed = peer.failed(peer.a_run("leave"))
+    assert (failed.started, error_of(failed)["type"]) == (False, "SystemExit")
+    assert peer.completed(peer.a_run("return", 1)).result == "1"
+
+
 def test_an_unknown_job_is_not_started_and_may_run_elsewhere(peer: Peer) -> None:
     failed = peer.failed(peer.a_run("return", 1, job="test.authro"))
     assert (failed.started, failed.retry) == (False, "policy")
@@ -452,14 +458,19 @@ def test_an_answer_that_nobody_waits_for_is_dropped(peer: Peer) -> None:
 # -- the process around author code --------------------------------------------------------------
 
 
-def test_what_author_code_prints_goes_to_standard_error(own_peer: Peer) -> None:
-    own_peer.send(own_peer.a_run("print", "hello from the author"), own_peer.a_run("return", 1))
-    assert own_peer.next(Completed).result == "0"  # and standard input is empty
-    assert own_peer.next(Completed).result == "1"
-    wait_until(lambda: "a child" in own_peer.text())
-    assert "hello from the author" in own_peer.text()
-    assert "raw" in own_peer.text()
-    assert own_peer.printed() == ""
+def test_what_author_code_prints_goes_to_standard_error() -> None:
+    peer = Peer(env={"PYTHONUNBUFFERED": ""})
+    try:
+        peer.send(peer.a_run("print", "hello from the author"), peer.a_run("return", 1))
+        assert peer.next(Completed).result == "0"  # and standard input is empty
+        assert peer.next(Completed).result == "1"
+        peer.process.kill()  # which flushes nothing
+        peer.process.wait()
+        for text in ("hello from the author", "raw", "a child"):
+            assert text in peer.text()
+        assert peer.printed() == ""
+    finally:
+        peer.close()
 
 
 def test_lines_of_the_context_s_logger_are_json_with_the_ids() -> None:

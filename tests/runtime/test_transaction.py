@@ -662,6 +662,34 @@ def test_an_error_that_was_caught_inside_the_block_is_explained(work: Work) -> N
     assert work.ledger() == []
 
 
+def test_a_block_that_is_never_left_is_explained(work: Work) -> None:
+    def author(ctx: rowlock.Context[None]) -> str:
+        db = ctx.transaction().__enter__()
+        insert(db, 1)
+        return "done"
+
+    assert "entered and never left" in usage_error(work.run(author))
+    assert (work.ledger(), work.status()) == ([], "CLAIMED")
+
+
+@pytest.mark.parametrize("swallow", [False, True])
+def test_a_checkpoint_that_is_too_large_undoes_its_chunk(work: Work, swallow: bool) -> None:
+    def author(ctx: rowlock.Context[None]) -> str:
+        keys = ["a" * 300_000, "b"]
+        for chunk in ctx.chunks(lambda after: keys, size=1, key=lambda item: item):
+            try:
+                write(len(chunk[0]))(ctx)
+            except rowlock.ContractError:
+                if not swallow:
+                    raise
+        return "done"
+
+    answer = work.run(author)
+    assert isinstance(answer, Failed)
+    assert answer.retry == "never"
+    assert (work.ledger(), work.row()["checkpoint"]) == ([], None)
+
+
 def test_an_open_copy_is_explained(work: Work) -> None:
     left: list[Any] = []
 

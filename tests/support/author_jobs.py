@@ -30,6 +30,10 @@ class Part:
     how: str
     with_: Any
 
+    def __post_init__(self) -> None:
+        if self.how == "leave":
+            sys.exit("a validator that means it")
+
 
 class Hostile(Exception):
     """An exception that cannot be shown."""

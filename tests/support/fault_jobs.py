@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import rowlock
 
@@ -55,6 +56,20 @@ class Script:
     plan: list[Step] = field(default_factory=list)
     """What partition() does before it yields the parts."""
     finish: list[Step] = field(default_factory=list)
+    commit: list[Step] = field(default_factory=list)
+    """What finish() does in its open transaction."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Parameters of `fault.planned`: how its partition() goes."""
+
+    ledger: str
+    count: int
+    """How many slices it yields: 1, 2, …"""
+    then: str = ""
+    """What it does after them: "raise", "exit", "wait" (for ever), "duplicate", "wrong" (a slice of
+    another type), or "nothing": it returns None instead of slices."""
 
 
 def step(do: str, with_: Any = None, *, attempts: Sequence[int] | None = None) -> Step:
@@ -275,8 +290,6 @@ class Acts:
 
 
 def _without_core_dump() -> None:
-    import resource
-
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -335,8 +348,51 @@ class Summed(_Scripted):
         keys = [key for key, _ in outcome.results()]
         with outcome.transaction() as db:
             db.execute(
-                "INSERT INTO fleet.effects (key, item, attempt, node) VALUES ('finish', 0, 0, %s)",
-                (os.environ.get(NODE_VARIABLE, ""),),
+                "INSERT INTO fleet.effects (key, item, attempt, node) VALUES (%s, 0, 0, %s)",
+                (f"finish {','.join(sorted(keys))}", os.environ.get(NODE_VARIABLE, "")),
             )
+            ledger.write("finish_in_transaction")
+            Acts(ledger, None, "finish").carry_out(params.commit, 0)
         ledger.write("finish_end")
         return {"results": len(keys), "distinct": len(set(keys)), "total": outcome.total}
+
+
+class Planned(rowlock.Job[Plan, int, int]):
+    """Plans numbers, or fails to; its finish() counts them."""
+
+    name = "fault.planned"
+    retry = rowlock.Retry(max_attempts=1)
+
+    def partition(self, params: Plan, cluster: rowlock.Cluster) -> Iterator[int]:
+        if params.then == "nothing":
+            return cast(Iterator[int], None)  # a mistake that only a type checker sees
+        return self._numbers(params)
+
+    def _numbers(self, params: Plan) -> Iterator[int]:
+        yield from range(1, params.count + 1)
+        ledger = Ledger(params.ledger, key="plan", attempt=0)
+        ledger.write("planned")
+        match params.then:
+            case "raise":
+                raise LookupError("no such number")
+            case "exit":
+                os._exit(7)
+            case "wait":
+                Acts(ledger, None, "plan").wait(params.ledger + ".never")
+            case "duplicate":
+                yield 1
+            case "wrong":
+                yield cast(int, {"number": 1})
+            case _:
+                pass
+        ledger.write("memory", kilobytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+    def key(self, part: int) -> str:
+        return f"n{part}"
+
+    def process(self, part: int, ctx: rowlock.Context[Plan]) -> int:
+        return part
+
+    def finish(self, params: Plan, outcome: rowlock.Outcome[int]) -> dict[str, int]:
+        Ledger(params.ledger, key="finish", attempt=0).write("finish_start")
+        return {"total": outcome.total, "sum": sum(result for _, result in outcome.results())}

@@ -37,8 +37,8 @@ from psycopg.rows import namedtuple_row
 from rowlock.db.store import Store
 from rowlock.registry import Registry
 from rowlock.runtime import processes
-from rowlock.runtime.processes import Process
-from tests.support.fault_jobs import NODE_VARIABLE, Part, Script, Step
+from rowlock.runtime.processes import MARK_VARIABLE, Process
+from tests.support.fault_jobs import NODE_VARIABLE, Part, Plan, Script, Step
 from tests.support.postgres import Database
 from tests.support.supervisor import environment, is_alive, send, state
 from tests.support.waiting import wait_until
@@ -64,8 +64,6 @@ _MARK: Final = "FLEET"
 """Environment variable by which every process of a fleet is found, whoever adopted it."""
 _LOG_LINES_SHOWN: Final = 150
 _SCHEMA: Final = Path(__file__).with_name("fleet.sql")
-# Of these a node that works as it should logs none.
-_ALARMING: Final = frozenset({"operation_refused", "protocol_error"})
 
 Row = Any  # a row with its columns as attributes
 
@@ -84,10 +82,11 @@ class Member:
     """A process of the fleet that is a node: a worker, or the master of a launch."""
 
     def __init__(
-        self, fleet: Fleet, name: str, argv: Sequence[str], env: Mapping[str, str]
+        self, fleet: Fleet, name: str, slots: int, argv: Sequence[str], env: Mapping[str, str]
     ) -> None:
         self.fleet = fleet
         self.name = name
+        self.slots = slots
         self.mark = f"{fleet.mark}.{secrets.token_hex(4)}"
         self.log_path = fleet.folder / f"{name}-{self.mark[-8:]}.log"
         self.out_path = self.log_path.with_suffix(".out")
@@ -158,13 +157,19 @@ class Member:
         return _marked(self.mark)
 
     def executors(self) -> list[Process]:
-        """Its executors that live."""
-        return [p for p in self.family() if _runs(p, b"rowlock.runtime.executor")]
+        """Its executors that live, without the one for partition() and finish()."""
+        return [
+            p
+            for p in self.family()
+            if _runs(p, b"rowlock.runtime.executor")
+            and not re.search(
+                rb"%s=\w+\.%d\0" % (MARK_VARIABLE.encode(), self.slots), _environ(p.pid)
+            )
+        ]
 
-    def watchdog(self) -> Process:
-        """Its watchdog."""
-        (found,) = [p for p in self.family() if _runs(p, b"rowlock-watchdog")]
-        return found
+    def watchdogs(self) -> list[Process]:
+        """Its watchdog; for a moment there may be none."""
+        return [p for p in self.family() if _runs(p, b"rowlock-watchdog")]
 
     # -- what is done to it --------------------------------------------------------------------
 
@@ -174,8 +179,7 @@ class Member:
 
     def stop(self) -> None:
         """Pause the supervisor alone."""
-        send(self.process, signal.SIGSTOP)
-        wait_until(lambda: state(self.process) in {"T", ""}, what="it stands still")
+        self.fleet.hold_still(self.process)
 
     def cont(self) -> None:
         """Let the supervisor go on."""
@@ -377,6 +381,8 @@ class Fleet:
         self.folder = Path(tempfile.mkdtemp(prefix="fleet-"))
         self.members: list[Member] = []
         self.settings = {**TIMES, **settings}
+        self.alarming = {"operation_refused", "protocol_error"}
+        """Events that no node may log in this test."""
         self._admin: psycopg.Connection[Any] | None = None
         self._registry = Registry().load([JOBS])
         with database.connect() as db:
@@ -439,7 +445,7 @@ class Fleet:
             *(sys.executable, "-m", "rowlock", "node", "--name", name, "--slots", str(slots)),
             *("--pool", pool, "--import", jobs, "--http", "0", "--log-format", "json"),
         ]
-        node = NodeProcess(self, name, argv, self._environment(env))
+        node = NodeProcess(self, name, slots, argv, self._environment(env))
         self.members.append(node)
         return node.wait_registered() if wait else node
 
@@ -450,19 +456,25 @@ class Fleet:
         parts: Sequence[Part] = (),
         plan: Sequence[Step] = (),
         finish: Sequence[Step] = (),
+        commit: Sequence[Step] = (),
+        params: str | None = None,
         slots: int = 0,
         name: str = "launch",
         arguments: Sequence[str] = (),
         **env: str | float,
     ) -> LaunchProcess:
-        """Launch a job from a process of its own, which becomes its master."""
+        """Launch a job from a process of its own, which becomes its master.
+
+        Args:
+            params: JSON text instead of a script of these parts and steps.
+        """
         file = self.folder / f"params-{secrets.token_hex(4)}.json"
-        file.write_text(self.script(parts, plan=plan, finish=finish))
+        file.write_text(params or self.script(parts, plan=plan, finish=finish, commit=commit))
         argv = [
             *(sys.executable, "-m", "rowlock", "launch", job, "--params", f"@{file}"),
             *("--slots", str(slots), "--import", JOBS, "--json", *arguments),
         ]
-        member = LaunchProcess(self, name, argv, self._environment(env))
+        member = LaunchProcess(self, name, slots, argv, self._environment(env))
         self.members.append(member)
         return member
 
@@ -483,20 +495,30 @@ class Fleet:
         *,
         plan: Sequence[Step] = (),
         finish: Sequence[Step] = (),
+        commit: Sequence[Step] = (),
     ) -> str:
-        """JSON text of the parameters of a job of `fault_jobs`."""
+        """JSON text of the parameters of a scripted job of `fault_jobs`."""
         script = Script(
-            ledger=str(self.ledger_path), parts=list(parts), plan=list(plan), finish=list(finish)
+            ledger=str(self.ledger_path),
+            parts=list(parts),
+            plan=list(plan),
+            finish=list(finish),
+            commit=list(commit),
         )
         return json.dumps(asdict(script))
+
+    def plan(self, count: int, then: str = "") -> str:
+        """JSON text of the parameters of `fault.planned`."""
+        return json.dumps(asdict(Plan(ledger=str(self.ledger_path), count=count, then=then)))
 
     def request(
         self,
         job: str = "fault.work",
         *,
-        parts: Sequence[Part],
+        parts: Sequence[Part] = (),
         plan: Sequence[Step] = (),
         finish: Sequence[Step] = (),
+        params: str | None = None,
         pool: str = "default",
         instance: str | None = None,
         priority: int = 0,
@@ -507,6 +529,7 @@ class Fleet:
         """Ask for an execution, for any node to adopt.
 
         Args:
+            params: JSON text instead of a script of these parts and steps.
             contract_hash: If not that of the job here.
             policy: What differs from the job's own: max_attempts, timeout_seconds, max_failed, …
         """
@@ -520,7 +543,7 @@ class Fleet:
                 delivery=found.job.delivery,
                 instance_key=instance or uuid.uuid4().hex,
                 parameters=found.parameters.encode(
-                    found.parameters.decode(self.script(parts, plan=plan, finish=finish))
+                    found.parameters.decode(params or self.script(parts, plan=plan, finish=finish))
                 ),
                 pool=pool,
                 priority=priority,
@@ -528,6 +551,28 @@ class Fleet:
             )
         assert outcome == "requested", outcome
         return execution
+
+    @staticmethod
+    def hold_still(process: Process) -> None:
+        """Stop one process."""
+        send(process, signal.SIGSTOP)
+        wait_until(lambda: state(process) in {"T", ""}, what="it stands still")
+
+    def warm_up(self, node: NodeProcess) -> None:
+        """Let every executor of a node run something, so that all are there and ready.
+
+        The node must be the only one of its pool that has slots free.
+        """
+        go = f"warm-{secrets.token_hex(4)}"
+        before = len(self.ledger().of("warm"))
+        steps = (Step("mark", "warm"), Step("wait", self.path(go)))
+        parts = [Part(key=f"{go}-{number}", steps=list(steps)) for number in range(node.slots)]
+        execution = self.request(parts=parts)
+        eventually(
+            lambda: len(self.ledger().of("warm")) == before + node.slots, f"{node.name} is warm"
+        )
+        self.open(go)
+        self.wait(execution)
 
     def cancel(self, execution: UUID) -> str:
         """Cancel an execution."""
@@ -590,6 +635,10 @@ class Fleet:
             f"partition {key} becomes {status}",
         )
         return self.partition(key, execution)
+
+    def evidence(self, key: str) -> Any:
+        """What an AT_MOST_ONCE attempt reported after its claim was gone: a JSON object, or None."""
+        return self.value("SELECT evidence FROM rowlock.batch_starts WHERE partition_key = %s", key)
 
     def db_events(self, event: str) -> list[Row]:
         """The rows of batch_events of one kind."""
@@ -718,7 +767,7 @@ class Fleet:
             (member.name, line)
             for member in self.members
             for line in member.lines()
-            if line.get("event") in _ALARMING or "Traceback" in str(line.get("message"))
+            if line.get("event") in self.alarming or "Traceback" in str(line.get("message"))
         ]
         assert not alarming, f"a node logged what it never should: {alarming}"
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from rowlock.db.store import Store
@@ -31,6 +31,9 @@ SECONDS_MAX: Final = 180.0
 
 Describe = Callable[[Claimed], Held]
 """Says how far a claimed partition is, which each job knows for itself."""
+
+
+T = TypeVar("T")
 
 
 class Stuck(RowlockError):
@@ -54,19 +57,20 @@ class House:
         """For asking the database."""
         return Lookout(self.db, self.pool)
 
-    def wait(self, condition: Callable[[], bool], what: str, seconds: float = SECONDS_MAX) -> None:
-        """Look until a condition holds.
+    def wait(self, look: Callable[[], T], what: str, seconds: float = SECONDS_MAX) -> T:
+        """Look until there is something to see: the first answer that is true in a condition.
 
         Raises:
             Stuck: It does not, for too long.
             NodeDied: A node ended that nobody had killed.
         """
         until = time.monotonic() + seconds
-        while not condition():
+        while not (seen := look()):
             self.crew.check()
             if time.monotonic() > until:
                 raise Stuck(f"{what} did not happen within {seconds:g} s")
             time.sleep(self.tempo.look_seconds)  # nobody announces claims and beats
+        return seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,23 +108,23 @@ class Act:
 
     # -- looking -------------------------------------------------------------------------------
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Show what happens until a condition holds.
+    def until(self, look: Callable[[], T], what: str) -> T:
+        """Show what happens until there is something to see, as `House.wait` does.
 
         Raises:
             Stuck: It does not, for too long.
             NodeDied: A node ended that nobody had killed.
         """
 
-        def looked() -> bool:
-            self._look()
-            return condition()
+        def shown() -> T:
+            self._show()
+            return look()
 
-        self._house.wait(looked, what)
+        return self._house.wait(shown, what)
 
     def be_calm(self) -> None:
         """Let it run undisturbed for a while, from the first claim on."""
-        self.until(lambda: bool(self._lookout.claimed(self.execution_id)), "the first claim")
+        self.until(lambda: self._lookout.claimed(self.execution_id), "the first claim")
         until = time.monotonic() + self._house.tempo.calm_seconds
         self.until(lambda: time.monotonic() > until, "the calm before the kill")
 
@@ -151,7 +155,7 @@ class Act:
             masters=execution.master_epoch,
         )
 
-    def _look(self) -> None:
+    def _show(self) -> None:
         if not self._house.screen.has_audience:
             return
         execution = self._lookout.execution(self.execution_id)
@@ -186,17 +190,22 @@ class Act:
             describe: Says how far a claimed partition is.
             master: Only the execution's master, or only another node; None: any.
             spared: Names of nodes to leave alone.
-        """
-        blows: list[Blow] = []
 
-        def struck() -> bool:
+        Raises:
+            Stuck: The execution ended before there was such a node.
+            NodeDied: A node ended that nobody had killed.
+        """
+
+        def struck() -> Blow | None:
             holding = choose_victim(self._holdings(describe), master=master, spared=spared)
             blow = self._strike_if_held(holding, describe) if holding else None
-            blows.extend([blow] if blow else [])
-            return bool(blows)
+            if blow is None and self.is_over():
+                raise Stuck("the execution ended before a node was in the middle of a partition")
+            return blow
 
-        self.until(struck, "a node in the middle of a partition")
-        return blows[0]
+        blow = self.until(struck, "a node in the middle of a partition")
+        assert blow is not None
+        return blow
 
     def verdict_on(self, blow: Blow) -> Kill:
         """The kill, with what the other nodes made of it."""

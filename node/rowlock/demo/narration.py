@@ -57,6 +57,11 @@ def of_second_attempt(held: Held, fate: Fate) -> Line:
     return Line(f"{fate.key} runs again: {fate.node}, attempt {fate.attempt}, {where}", Tone.GOOD)
 
 
+def of_restart(node: str) -> Line:
+    """A node that was killed is started again."""
+    return Line(f"{node} is started again, as a new incarnation")
+
+
 def of_end(ended: Ended) -> Line:
     """An execution has ended."""
     failed = f", {ended.failed} failed" if ended.failed else ""

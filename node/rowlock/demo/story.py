@@ -89,7 +89,6 @@ def _play(plan: Plan, crew: Crew, pool: str) -> Findings:
             wait_for_nodes(house)
             nodes.text = f"{', '.join(crew.names)}, {SLOTS} slots each"
         settlement = settle(house, dsn)
-        crew.start(settlement.kill.node)
         payments = pay(house, dsn, spared=settlement.kill.node)
         bystanders = tuple(_bystanders(house))
     crew.end()
@@ -145,6 +144,8 @@ def settle(house: House, dsn: str) -> Settlement:
     act.be_calm()
     blow = act.strike(_how_far_settled, master=True)
     again = _wait_for_second_attempts(house, act, blow)
+    house.crew.start(blow.holding.node)
+    act.tell(narration.of_restart(blow.holding.node))
     act.until(act.is_over, "the end of the execution")
     ended = act.ended()
     act.tell(narration.of_end(ended))
@@ -210,11 +211,13 @@ def pay(house: House, dsn: str, *, spared: str) -> Payments:
     house.screen.begin_act(
         "Act 2: flights.payout, AT_MOST_ONCE",
         [
-            f"{ORDERS} payments through a bank that cannot take one back. {spared} is started",
-            "again, and another node is killed while it pays. Whether it has paid, only the bank",
-            "knows: nobody may pay again, and the execution must end FAILED.",
+            f"{ORDERS} payments through a bank that cannot take one back. A node is killed while it",
+            "pays. Whether it has paid, only the bank knows: nobody may pay again, and the",
+            "execution must end FAILED, for a person to look at.",
         ],
     )
+    # The one that was started again may be the only one left to notice the next death.
+    wait_for_nodes(house)
     pace_ms = house.tempo.pace_ms(nodes=len(house.crew.names), partitions=ORDERS)
     act = Act(house, Payout, PayoutRun(pace_ms=pace_ms))
 

@@ -50,7 +50,7 @@ class Venue:
         """What stays in the database for good, in words."""
         if self.embedded:
             return None
-        return "schema rowlock with the two executions (rowlock executions lists them)"
+        return "schema rowlock with the two executions, and the five roles rowlock_*"
 
 
 @contextmanager
