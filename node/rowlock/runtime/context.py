@@ -129,6 +129,11 @@ class Fenced(ABC):
             UsageError: The author had ended the transaction.
             Exception: The server refused, or the connection broke before.
         """
+        if self._work is not None and self._work.open:
+            raise self.fate.refuse(
+                "a transaction was entered and never left, so nothing of it was kept: use it as "
+                "`with ctx.transaction() as db: ...`"
+            )
         if self._work is None or not self._work.deferred:
             return False
         self._work.commit(kind, body)

@@ -282,7 +282,7 @@ class Executor:
             params = self._decoded_parameters(definition, run.execution_id, run.parameters)
             part = definition.slice.decode(run.slice)
             ctx = ExecutorContext(run, params, self)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it fails this attempt only
+        except BaseException as error:  # noqa: BLE001 - validators are author code too
             return _not_started(attempt, error)
 
         if run.handshake:
@@ -336,7 +336,7 @@ class Executor:
             definition = self._registry.definition(plan.job)
             params = self._decoded_parameters(definition, plan.execution_id, plan.parameters)
             cluster = _cluster(plan.cluster)
-        except Exception as error:  # noqa: BLE001 - as for a partition
+        except BaseException as error:  # noqa: BLE001 - as for a partition
             return _not_started(attempt, error)
         planner = Planner(plan.attempt, definition, self)
         try:
@@ -358,7 +358,7 @@ class Executor:
             definition = self._registry.definition(finish.job)
             params = self._decoded_parameters(definition, finish.execution_id, finish.parameters)
             outcome = ExecutorOutcome(finish, definition.result, self)
-        except Exception as error:  # noqa: BLE001 - as for a partition
+        except BaseException as error:  # noqa: BLE001 - as for a partition
             return _not_started(attempt, error)
         try:
             summary = definition.job.finish(params, outcome)
@@ -494,7 +494,7 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
     return error
 
 
-def _not_started(attempt: int, error: Exception) -> Failed:
+def _not_started(attempt: int, error: BaseException) -> Failed:
     retry = "never" if isinstance(error, ContractError) else "policy"
     return _failed(attempt, error, retry=retry, started=False)
 
@@ -563,6 +563,7 @@ def _shield(sock: socket.socket) -> None:
     """Keep author code, and what it starts, away from what belongs to the supervisor."""
     sock.set_inheritable(False)
     os.dup2(2, 1)  # standard output may be the machine-readable output of a command
+    sys.stdout = sys.stderr  # which is flushed at each line: what was printed survives a kill
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is wanted
         os.dup2(nothing.fileno(), 0)  # input() must not take a terminal's lines
     faulthandler.enable()  # a segfault names the line of author code it came from

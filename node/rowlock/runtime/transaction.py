@@ -415,7 +415,11 @@ class Transactions:
     def leave(self, at_end: Callable[[], None]) -> None:
         """End the block without an exception."""
         self._ensure_committable()
-        at_end()
+        try:
+            at_end()
+        except BaseException:
+            self.abandon()
+            raise
 
     def _ensure_committable(self) -> None:
         if self._fate.misuse is not None:
