@@ -9,7 +9,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from rowlock.errors import Unavailable
+from rowlock.errors import Unavailable, UsageError
 
 DEFAULTS: Final[dict[str, Any]] = {
     "connect_timeout": 5,
@@ -34,28 +34,60 @@ def connect(
     :param idle_in_transaction_seconds: the server ends a session that is idle in a transaction for
         longer; 0 is no limit. The protocol never leaves a transaction open, so this is a second belt.
     :raises Unavailable: the database cannot be reached, or refuses the login.
+    :raises UsageError: the connection string cannot be read.
     """
+    options: dict[str, Any] = {
+        **DEFAULTS,
+        **parameters_of(dsn),
+        "application_name": application_name,
+    }
+    connection = None
     try:
-        given: dict[str, Any] = {
-            key: value for key, value in conninfo_to_dict(dsn).items() if value is not None
-        }
-        options: dict[str, Any] = {**DEFAULTS, **given, "application_name": application_name}
         connection = psycopg.connect(make_conninfo(**options), autocommit=True)
         connection.execute(
+            # The server's keepalives as well: of a client that vanished it otherwise keeps the
+            # transaction, with all its locks, for two hours. A Unix socket ignores them.
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false),"
+            " set_config('tcp_keepalives_idle', '5', false),"
+            " set_config('tcp_keepalives_interval', '2', false),"
+            " set_config('tcp_keepalives_count', '3', false),"
             " set_config('TimeZone', 'UTC', false)",
             (str(int(idle_in_transaction_seconds * 1000)),),
         )
     except psycopg.Error as error:
+        if connection is not None:
+            connection.close()
         raise Unavailable(f"{describe(dsn)}: {first_line(error)}") from error
     return connection
+
+
+def parameters_of(dsn: str) -> dict[str, Any]:
+    """What a connection string says, under libpq's names.
+
+    :raises UsageError: it cannot be read. The error quotes neither the string nor libpq's complaint
+        about it: both show the password.
+    """
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise UsageError(
+            "the connection string of the database cannot be read: write"
+            " postgresql://user:password@host:port/database, with % and / of the password as"
+            " %25 and %2F, or \"host=… port=… dbname=… user=… password='…'\""
+        ) from None
+    if "@" in str(given.get("host", "")):
+        raise UsageError(
+            "the connection string of the database has an @ in its host, which is the rest of the"
+            " password: write an @ of the password as %40"
+        )
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def describe(dsn: str) -> str:
     """The database's address for people: host, port and name, never the password."""
     try:
-        given = conninfo_to_dict(dsn)
-    except psycopg.Error:
+        given = parameters_of(dsn)
+    except UsageError:
         return "database (the connection string cannot be read)"
     host = given.get("host") or os.environ.get("PGHOST") or "local socket"
     port = given.get("port") or os.environ.get("PGPORT") or "5432"

@@ -18,11 +18,10 @@ from types import TracebackType
 from typing import Any, Final, LiteralString, NoReturn
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 
-from rowlock.db.connect import DEFAULTS, describe, first_line
+from rowlock.db.connect import DEFAULTS, describe, first_line, parameters_of
 from rowlock.errors import Unavailable, UsageError
 from rowlock.runtime.fate import Fate
 
@@ -46,7 +45,9 @@ _RESET: Final = (
 _SESSION_OPTIONS: Final = (
     "-c default_transaction_read_only=on "
     # A transaction lasts as long as its claim; only the loss of that, or a time-out, ends it.
-    "-c idle_in_transaction_session_timeout=0"
+    "-c idle_in_transaction_session_timeout=0 "
+    # Of a machine that vanished the server would keep the author's locks for two hours.
+    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"
 )
 
 _ENDED_BY_AUTHOR: Final = (
@@ -258,8 +259,8 @@ class WorkSession:
         return TransactionStatus.IDLE if connection is None else connection.info.transaction_status
 
     def _connect(self) -> WorkConnection:
+        given = parameters_of(self._dsn)
         try:
-            given = {k: v for k, v in conninfo_to_dict(self._dsn).items() if v is not None}
             parameters: dict[str, Any] = {  # Any: as psycopg takes them
                 **DEFAULTS,
                 **given,
