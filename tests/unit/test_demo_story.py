@@ -3,6 +3,7 @@
 import io
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -153,9 +154,9 @@ def test_a_kill_is_told_with_what_it_hits() -> None:
 
 
 @pytest.mark.parametrize(
-    "halfway, where", [(True, "from its checkpoint on"), (False, "from its beginning")]
+    "kept, where", [(250, "after 250 settled flights"), (0, "from its beginning")]
 )
-def test_a_second_attempt_is_told_with_its_place(halfway: bool, where: str) -> None:
+def test_a_second_attempt_is_told_with_its_place(kept: int, where: str) -> None:
     fate = Fate(
         id=1,
         key="2013-07-10",
@@ -166,7 +167,7 @@ def test_a_second_attempt_is_told_with_its_place(halfway: bool, where: str) -> N
         started_at=MOMENT,
     )
 
-    line = narration.of_second_attempt(held("2013-07-10", halfway=halfway), fate)
+    line = narration.of_second_attempt(replace(held("2013-07-10"), kept=kept), fate)
 
     assert line.text == f"2013-07-10 runs again: node-3, attempt 2, {where}"
 

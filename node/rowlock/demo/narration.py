@@ -53,7 +53,7 @@ def of_kill(holding: Holding) -> Iterator[Line]:
 
 def of_second_attempt(held: Held, fate: Fate) -> Line:
     """A partition of a dead node runs again."""
-    where = "from its checkpoint on" if held.halfway else "from its beginning"
+    where = f"after {held.kept} settled flights" if held.kept else "from its beginning"
     return Line(f"{fate.key} runs again: {fate.node}, attempt {fate.attempt}, {where}", Tone.GOOD)
 
 

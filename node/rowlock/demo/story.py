@@ -167,6 +167,7 @@ def _how_far_settled(claimed: Claimed) -> Held:
         attempt=claimed.attempt,
         started=claimed.started,
         halfway=0 < done < claimed.slice["flights"],
+        kept=done,
         done=f"{done} of {claimed.slice['flights']} flights settled",
     )
 

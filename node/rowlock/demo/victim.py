@@ -17,7 +17,9 @@ class Held:
     started: bool
     """False: only kept ready for a slot that is not free yet."""
     halfway: bool
-    """Something has come of it already: a checkpoint, or a payment."""
+    """Something has come of it already, a checkpoint or a payment, and more is to come."""
+    kept: int = 0
+    """Items that are committed, and that a later attempt does not repeat."""
     done: str = ""
     """How far it is, in words; "" where that is not known."""
 
