@@ -363,7 +363,9 @@ def test_a_launch_that_no_node_accepts_says_so(terminal: Terminal) -> None:
     launch = ("launch", "cli.count", "--params", numbers(1), "--import", JOBS, "--detach")
     said = terminal(*launch)
     assert said.code == 0
-    assert one_line(said).startswith("no living node of pool 'default' accepts cli.count (contract ")
+    assert one_line(said).startswith(
+        "no living node of pool 'default' accepts cli.count (contract "
+    )
 
 
 def test_parameters_may_come_from_a_file_or_standard_input(
@@ -517,6 +519,19 @@ def test_status_of_what_is_not_there_suggests_what_is(served: Terminal) -> None:
         assert said.code == 2
         assert one_line(said).startswith(f"there is no execution '{wrong}'; did you mean '")
         assert id_ in said.err
+
+
+def test_ctrl_c_ends_watching_quietly_and_changes_nothing(terminal: Terminal) -> None:
+    id_ = _asked(terminal)
+    watch = start(terminal.database.dsn, "status", id_, "--watch", "--json")
+    assert watch.stdout is not None
+    watch.stdout.readline()
+
+    watch.send_signal(signal.SIGINT)
+
+    end = finished(watch)
+    assert (end.code, end.err) == (130, "")
+    terminal.wait_status(id_, "REQUESTED")
 
 
 def test_watching_outlives_an_outage_of_the_database(private_database: Database) -> None:

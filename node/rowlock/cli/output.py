@@ -164,12 +164,14 @@ def duration(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     left = round(seconds)
-    for index, (size, unit) in enumerate(_STEPS):
-        if left >= size:
-            text = f"{left // size} {unit}"
-            rest = left % size // _STEPS[index + 1][0] if index + 1 < len(_STEPS) else 0
-            return f"{text} {rest} {_STEPS[index + 1][1]}" if rest else text
-    return f"{seconds:.1f} s"
+    index = next(index for index, (size, _) in enumerate(_STEPS) if left >= size)
+    size, unit = _STEPS[index]
+    text = f"{left // size} {unit}"
+    if size == 1:
+        return text
+    smaller, smaller_unit = _STEPS[index + 1]
+    rest = left % size // smaller
+    return f"{text} {rest} {smaller_unit}" if rest else text
 
 
 def between(start: datetime | None, end: datetime | None) -> str | None:
