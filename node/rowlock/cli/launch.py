@@ -19,7 +19,7 @@ from rowlock.cli.follow import Glance, follow, print_ending, shown
 from rowlock.cli.progress import Display, Snapshot, choose_display
 from rowlock.cli.target import Target, has_nodes, local_target, published_target
 from rowlock.db import views
-from rowlock.db.store import Store
+from rowlock.db.store import Store, refusal
 from rowlock.db.views import Connection, Execution
 from rowlock.errors import Refused, UsageError
 from rowlock.protocol.model import Progress
@@ -233,7 +233,7 @@ def _request(db: Connection, given: argparse.Namespace, target: Target) -> tuple
         requester=_requester(),
     )
     if outcome not in {"requested", "exists"}:
-        raise _refused(target.job, wanted, execution_id, outcome)
+        raise refusal(target.job, wanted, execution_id, outcome)
     execution = views.execution(db, execution_id)
     if outcome == "exists":
         _require_same_work(execution, given)
@@ -242,16 +242,6 @@ def _request(db: Connection, given: argparse.Namespace, target: Target) -> tuple
 
 def _requester() -> dict[str, str]:
     return {"actor": actor(), "command": "rowlock launch"}
-
-
-def _refused(job: str, instance: str, execution_id: UUID, state: str) -> Refused:
-    """Why an instance cannot be launched again, and what to do instead."""
-    remedy = "launch it with another --instance"
-    if state == "running":
-        remedy = f"follow it with rowlock status {execution_id} --watch, or {remedy}"
-    return Refused(
-        f"instance {instance!r} of job {job!r} is {state} (execution {execution_id}): {remedy}"
-    )
 
 
 def _same_launch(db: Connection, given: argparse.Namespace) -> Execution | None:

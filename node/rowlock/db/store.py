@@ -12,6 +12,7 @@ from uuid import UUID
 
 import psycopg
 
+from rowlock.errors import Refused
 from rowlock.protocol.model import (
     BeatAnswer,
     Claim,
@@ -199,7 +200,7 @@ class Store:
         kind: str,
         delay_seconds: float,
     ) -> str:
-        """End an attempt without a result: 'retry', 'failed', 'cancelled' or 'lost'.
+        """End an attempt without a result: 'retry', 'failed', 'cancelled', 'completed' or 'lost'.
 
         :param error: JSON text with type and message.
         :param kind: 'retry', 'never', 'unknown' or 'later'; see `rowlock.fail` in the schema.
@@ -423,6 +424,16 @@ class Store:
 
     def _value(self, statement: LiteralString, arguments: Sequence[Any]) -> Any:
         return self._one(statement, arguments)[0]
+
+
+def refusal(job: str, instance_key: str, execution: UUID, state: str) -> Refused:
+    """Why an instance cannot be launched (the answer of `Store.request`), and what to do instead."""
+    remedy = "launch it with another --instance"
+    if state == "running":
+        remedy = f"follow it with rowlock status {execution} --watch, or {remedy}"
+    return Refused(
+        f"instance {instance_key!r} of job {job!r} is {state} (execution {execution}): {remedy}"
+    )
 
 
 def _complete_arguments(node: UUID, completions: Sequence[Completion]) -> tuple[Any, ...]:

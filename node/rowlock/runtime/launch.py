@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from rowlock.errors import Refused, RowlockError
+from rowlock.db.connect import first_line
+from rowlock.db.store import refusal
+from rowlock.errors import RowlockError, Unavailable
 from rowlock.protocol.model import Progress
 from rowlock.registry import Definition, Registry
+from rowlock.runtime.link import TRANSIENT
 from rowlock.runtime.masters import SUPERSEDED, TERMINAL
 from rowlock.runtime.node import Node, NodeOptions
 from rowlock.settings import Settings
@@ -47,20 +50,6 @@ class LaunchResult:
     """This node was told to leave; the execution goes on elsewhere."""
 
 
-def refusal(request: LaunchRequest, execution: UUID, outcome: str) -> Refused:
-    """Why the database did not take a request."""
-    instance = f"instance {request.instance_key!r} of job {request.job!r}"
-    if outcome == "running":
-        text = f"{instance} is running as execution {execution}: wait for it or cancel it"
-    elif outcome == "completed":
-        text = f"{instance} is COMPLETED (execution {execution}): choose another --instance"
-    else:
-        text = (
-            f"{instance} ended {outcome.upper()} (execution {execution}): choose another --instance"
-        )
-    return Refused(text)
-
-
 def launch(
     settings: Settings,
     registry: Registry,
@@ -75,7 +64,7 @@ def launch(
 ) -> LaunchResult:
     """Launch, drive the execution to its end, and say how it ended.
 
-    The same launch key again continues the execution that it stands for. Main thread only.
+    The same launch key again is superseded by the execution that it stands for. Main thread only.
 
     :param slots: attempts that this node runs itself; 0 leaves all to the nodes of the pool.
     :param on_progress: called at each look at the execution.
@@ -109,6 +98,7 @@ class _Launch:
         self._request = request
         self._on_progress = on_progress
         self._on_requested = on_requested
+        self._execution_id = request.execution_id
         self._status = "REQUESTED"
         self._superseded = False
         self._error: RowlockError | None = None
@@ -126,7 +116,7 @@ class _Launch:
         if self._error is not None:
             raise self._error
         return LaunchResult(
-            execution_id=self._request.execution_id,
+            execution_id=self._execution_id,
             status=self._status,
             superseded=self._superseded,
             left=not self._superseded and self._status not in TERMINAL,
@@ -158,8 +148,12 @@ class _Launch:
 
     def _answered(self, answer: tuple[UUID, str]) -> None:
         execution, outcome = answer
-        if outcome != "requested" and execution != self._request.execution_id:
-            self._error = refusal(self._request, execution, outcome)
+        if execution != self._request.execution_id:
+            if outcome == "exists":  # the launch key stands for it: whoever drives it goes on
+                self._execution_id, self._superseded = execution, True
+            else:
+                request = self._request
+                self._error = refusal(request.job, request.instance_key, execution, outcome)
             self._node.drain()
             return
         if self._on_requested is not None:
@@ -167,7 +161,11 @@ class _Launch:
         self._node.masters.adopt(execution)
 
     def _failed(self, error: Exception) -> None:
-        self._error = error if isinstance(error, RowlockError) else RowlockError(str(error))
+        if isinstance(error, RowlockError):
+            self._error = error
+        else:
+            kind = Unavailable if isinstance(error, TRANSIENT) else RowlockError
+            self._error = kind(first_line(error))
         self._node.drain()
 
     def _progressed(self, execution: UUID, progress: Progress) -> None:

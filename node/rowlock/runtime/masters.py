@@ -147,10 +147,13 @@ class Masters:
 
         def done(mastership: Mastership | None) -> None:
             answered()
-            if mastership is None or node_id != self._host.node_id:
+            if node_id != self._host.node_id:
                 return
-            self.adoptable = True  # where one waited, more may
-            self._drive(mastership)
+            if mastership is not None:
+                self.adoptable = True  # where one waited, more may
+                self._drive(mastership)
+            elif execution is not None and execution not in self._driven:
+                self._report_superseded(execution)  # another node was quicker, or it is over
 
         self._host.work.ask(
             lambda store: store.adopt(node_id, execution), done, lambda _error: answered()
@@ -322,10 +325,13 @@ class Masters:
             master.execution_id,
             extra={"event": "master_superseded", **master.describe()},
         )
+        self._report_superseded(master.execution_id)
+
+    def _report_superseded(self, execution: UUID) -> None:
         nothing = Progress(
             status=SUPERSEDED, total=None, completed=0, failed=0, cancelled=0, failure_message=None
         )
-        self._on_progress(master.execution_id, nothing)
+        self._on_progress(execution, nothing)
 
     # -- calls of author code ------------------------------------------------------------------
 
