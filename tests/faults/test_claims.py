@@ -124,3 +124,28 @@ def test_a_node_claims_no_partition_of_a_job_or_contract_that_it_does_not_have(
     assert {start.node for start in fleet.ledger().of("start")} == {"knows"}
     assert fleet.most_claimed(other) == 0
     assert fleet.status(foreign) == "REQUESTED"
+
+
+def test_what_a_node_keeps_ready_is_handed_back_when_the_work_before_it_takes_long(
+    fleet: Fleet,
+) -> None:
+    """After work of milliseconds a node claims ahead. When what it then runs takes long, it hands back
+    what waits behind it, to its executor as well, and a node that joins runs it."""
+    one = fleet.node("one")
+    fleet.wait(fleet.request(parts=parts(200, prefix="quick")))
+    slow = fleet.request(parts=parts(20, step("wait", fleet.path("go")), prefix="slow"))
+    ahead = "SELECT count(*) FROM fleet.transitions WHERE key ^@ 'slow' AND became = 'CLAIMED'"
+    eventually(lambda: fleet.value(ahead) > 8, "the node has claimed ahead")
+
+    fleet.node("two")
+
+    eventually(
+        lambda: any(s.node == "two" for s in fleet.ledger().of("start")), "the other one has work"
+    )
+    held = "SELECT count(*) FROM rowlock.batch_partitions WHERE status = 'CLAIMED'"
+    eventually(lambda: fleet.value(held) == 2, "each node holds what it runs")
+    fleet.open("go")
+    fleet.wait(slow)
+    starts = [start.key for start in fleet.ledger().of("start")]
+    assert len(starts) == len(set(starts)) == 220
+    assert not [row for row in fleet.rows_of(slow) if row.failures or row.lost]

@@ -51,6 +51,8 @@ COMPLETIONS_MAX: Final = 500
 PIPELINE_MAX: Final = 8
 """Attempts one executor is given at a time, where they take milliseconds."""
 PIPELINE_SECONDS_MAX: Final = 0.005
+HELD_SECONDS_MAX: Final = 0.5
+"""How long what is kept ready waits behind an attempt that takes longer than was expected."""
 FACTS_MAX: Final = 64
 FROZEN_SECONDS_MAX: Final = 600.0
 """How long frozen work waits for the database before it is given up (design: 10 minutes)."""
@@ -84,6 +86,8 @@ class Attempt:
     began: bool = False
     """Author code may have begun."""
     stop_by: float | None = None
+    withdrawn: bool = False
+    """It was asked for back before its turn."""
     ending: Ending | None = None
     orphan: bool = False
     """AT_MOST_ONCE work whose node was removed: it runs on, nothing of it is accepted."""
@@ -205,6 +209,7 @@ class Attempts:
         """Do all that is due."""
         self._enforce_times(now)
         if self._host.lease_holds:
+            self._hand_back_held(now)
             self._dispatch(now)
         self._exchange()
 
@@ -374,6 +379,29 @@ class Attempts:
                     return
                 if executor.ready and len(executor.work) == room and self._may_join(executor):
                     self._send(executor, self._queue.popleft(), now)
+
+    def _hand_back_held(self, now: float) -> None:
+        """Work kept ready because it took milliseconds waits behind some that does not: hand it back.
+
+        Another node may be free for it. The pace learns of the long attempt before its end, so that
+        nothing is put behind it again.
+        """
+        held: list[Executor[Attempt]] = []
+        for executor in self._executors:
+            sent_at = executor.work[0].sent_at if executor.work else None
+            if sent_at is None or now - sent_at < HELD_SECONDS_MAX or self._is_frozen(executor):
+                continue
+            held.append(executor)
+            for attempt in islice(executor.work, 1, None):
+                if not attempt.withdrawn:
+                    attempt.withdrawn = True
+                    self._pace.note(now - sent_at)
+                    self._pool.send(executor, Stop(attempt=attempt.number))
+        if self._queue and len(held) == len(self._executors):
+            waiting = list(self._queue)
+            self._queue.clear()
+            self._pace.note(HELD_SECONDS_MAX)
+            self._release(waiting, unstarted=True)
 
     def _may_join(self, executor: Executor[Attempt]) -> bool:
         """AT_MOST_ONCE and suspected work is never behind or before other work."""
