@@ -131,7 +131,7 @@ def test_what_a_node_keeps_ready_is_handed_back_when_the_work_before_it_takes_lo
 ) -> None:
     """After work of milliseconds a node claims ahead. When what it then runs takes long, it hands back
     what waits behind it, to its executor as well, and a node that joins runs it."""
-    one = fleet.node("one")
+    fleet.node("one")
     fleet.wait(fleet.request(parts=parts(200, prefix="quick")))
     slow = fleet.request(parts=parts(20, step("wait", fleet.path("go")), prefix="slow"))
     ahead = "SELECT count(*) FROM fleet.transitions WHERE key ^@ 'slow' AND became = 'CLAIMED'"

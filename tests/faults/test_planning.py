@@ -1,0 +1,91 @@
+"""Plans that are empty, wrong, endless or large: what becomes visible, and what it costs."""
+
+import re
+from pathlib import Path
+
+from tests.support.fleet import Fleet, LaunchProcess, eventually
+
+BROKEN = {
+    # how partition() ends after 4,999 good slices: the reason, and what the message says
+    "raise": ("PlanFailed", r"partition\(\) failed with LookupError: .*no such number"),
+    "duplicate": ("DuplicatePartitionKey", r"'n1' twice"),
+    "wrong": ("PlanFailed", r"slice \$: expected int"),
+    "nothing": ("PlanFailed", r"partition\(\) of job 'fault.planned' returned None"),
+    "exit": ("PlanFailed", r"the process that ran it died: exit status 7"),
+}
+
+
+def test_a_plan_that_breaks_fails_the_execution_before_anything_is_visible(fleet: Fleet) -> None:
+    """partition() raises at item 5,000, yields a key twice or a slice that breaks its contract, returns
+    None, or its process dies: the execution is FAILED with the reason, no partition was ever there,
+    and the node plans the next execution as if nothing had been."""
+    fleet.node("one")
+
+    for then, (reason, message) in BROKEN.items():
+        run = fleet.request("fault.planned", params=fleet.plan(4999, then))
+        row = fleet.wait(run, "FAILED")
+        assert row.failure_reason == reason, row
+        assert re.search(message, row.failure_message), row.failure_message
+        assert (row.total, row.summary, row.started_at) == (None, None, None)
+        assert fleet.value("SELECT count(*) FROM rowlock.batch_staging") == 0
+
+    assert fleet.value("SELECT count(*) FROM rowlock.batch_partitions") == 0
+    assert not fleet.ledger().of("finish_start")
+    fleet.wait(fleet.request("fault.planned", params=fleet.plan(3)))
+    assert fleet.value("SELECT count(*) FROM rowlock.batch_partitions") == 3
+
+
+def test_a_plan_of_nothing_is_completed_and_finished(fleet: Fleet) -> None:
+    """0 of 0 partitions: COMPLETED, and finish() has run once."""
+    fleet.node("one")
+
+    row = fleet.wait(fleet.request("fault.planned", params=fleet.plan(0)))
+
+    assert row.counts == {"total": 0, "completed": 0, "failed": 0, "cancelled": 0}
+    assert row.summary == {"total": 0, "sum": 0}
+    assert len(fleet.ledger().of("finish_start")) == 1
+
+
+def test_a_plan_that_never_ends_is_cancelled_with_its_execution(fleet: Fleet) -> None:
+    """partition() is stuck with thousands of slices staged: a cancel ends it and leaves no trace, and
+    the executor of plans serves the next execution."""
+    fleet.node("one")
+    run = fleet.request("fault.planned", params=fleet.plan(3000, "wait"))
+    stuck = fleet.wait_ledger("planned", "plan").pid
+
+    assert fleet.cancel(run) == "cancelled"
+
+    row = fleet.wait(run, "CANCELLED")
+    assert (row.total, row.summary) == (None, None)
+    eventually(lambda: not Path(f"/proc/{stuck}").exists(), "partition() is ended")
+    assert fleet.value("SELECT count(*) FROM rowlock.batch_partitions") == 0
+    assert fleet.value("SELECT count(*) FROM rowlock.batch_staging") == 0
+    fleet.wait(fleet.request("fault.planned", params=fleet.plan(2)))
+
+
+def test_a_large_plan_takes_no_more_memory_than_a_small_one(fleet: Fleet) -> None:
+    """100,000 slices stream through executor and supervisor: neither holds the plan."""
+    small, large = (planned(fleet, count) for count in (5_000, 100_000))
+
+    for before, after in zip(small, large, strict=True):
+        assert after - before < 12_000, "kilobytes; the keys alone are more if all are held"
+
+
+def planned(fleet: Fleet, count: int) -> tuple[int, int]:
+    """Plan so many slices, by a launch that no node helps; the peak memory of both processes, kB."""
+    times = len(fleet.ledger().of("memory")) + 1
+    launch = fleet.launch("fault.planned", params=fleet.plan(count), name=f"plans-{count}")
+    executor = fleet.wait_ledger("memory", "plan", times).more["kilobytes"]
+    eventually(lambda: fleet.status(launch.execution) == "RUNNING", "it is sealed")
+    assert fleet.execution(launch.execution).total == count
+    supervisor = peak_kilobytes(launch)
+    launch.kill()
+    launch.wait_gone()
+    return executor, supervisor
+
+
+def peak_kilobytes(launch: LaunchProcess) -> int:
+    """The largest resident memory that its supervisor has had."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{launch.pid}/status").read_text())
+    assert found
+    return int(found[1])
