@@ -26,7 +26,7 @@ from rowlock.protocol.backoff import delay_seconds
 from rowlock.protocol.model import Claim, Completion, ExecutionFacts
 from rowlock.protocol.prefetch import Pace
 from rowlock.runtime.host import Host
-from rowlock.runtime.link import TRANSIENT
+from rowlock.runtime.link import TRANSIENT, is_final
 from rowlock.runtime.messages import (
     Checkpoint,
     CommitUnknown,
@@ -69,6 +69,7 @@ class Ending(Enum):
     HAND_BACK = "author code had not begun"
     LOST = "its claim was gone"
     FROZEN = "it was frozen for too long without an answer of the database"
+    NEIGHBOUR = "its executor was killed for the attempt before it"
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +94,8 @@ class Attempt:
     """AT_MOST_ONCE work whose node was removed: it runs on, nothing of it is accepted."""
     missing: bool = False
     """The last comparison with the database did not show its claim."""
+    end: tuple[str, str | None] = ("unknown", None)
+    """How it ended, and the JSON text of its result or error."""
     progress: tuple[int, int | None] | None = None
 
     def describe(self) -> dict[str, Any]:
@@ -168,6 +171,8 @@ class Attempts:
         self._facts: OrderedDict[UUID, ExecutionFacts] = OrderedDict()
         self._pace = Pace()
         self._exchanging = False
+        self._exchanges = 0
+        """How many were begun."""
         self._apart = False
         """After an error of the joint statement completions are sent alone."""
         self._singly = False
@@ -175,6 +180,8 @@ class Attempts:
         self._synced = False
         """What this node holds was compared with the database since the last connection."""
         self._comparing = False
+        self._carried_over = False
+        """Since the comparison under way was asked for, operations have gone another way."""
         self.claimable = False
         """A level: work may wait that this node may claim."""
         self._turned_at = time.monotonic()
@@ -244,12 +251,18 @@ class Attempts:
             case _:
                 log.error("unexpected message %s", message, extra={"event": "protocol_error"})
 
-    def on_executor_end(self, work: list[Attempt], how: str, now: float) -> None:
-        """An executor is gone: its first attempt ran, the others had not begun."""
+    def on_executor_end(self, work: list[Attempt], how: str, now: float, *, killed: bool) -> None:
+        """An executor is gone: its first attempt ran, the others had not begun.
+
+        :param killed: this node has ended it.
+        """
         for position, attempt in enumerate(work):
             if attempt.number not in self._live:
                 continue
             if position == 0:
+                if killed and attempt.ending is None:
+                    # It was killed for the attempt before, whose answer was under way.
+                    attempt.ending = Ending.NEIGHBOUR
                 self._cut_off(attempt, how, now)
             else:
                 attempt.executor, attempt.sent_at = None, None
@@ -273,6 +286,7 @@ class Attempts:
             self._apart = False
             return
         self._exchanging = True
+        self._exchanges += 1
         exchange = _Exchange(
             node_id=self._host.node_id,
             completions=[completion for _, completion in batch],
@@ -318,8 +332,8 @@ class Attempts:
             self._apart = True
         if not isinstance(error, TRANSIENT):
             self.claimable = False  # until the next beat: a mistake must not become a storm
-            if not exchange.claims:
-                self._refused(batch, error)
+        if not exchange.claims and is_final(error):
+            self._refused(batch, error)
 
     def _wanted(self) -> tuple[int, int]:
         """How many partitions to claim for free slots, and how many to keep ready."""
@@ -514,7 +528,7 @@ class Attempts:
             self._forget(attempt)
         elif not attempt.began or ending is Ending.HAND_BACK:
             self._release([attempt], unstarted=True)
-        elif ending in {Ending.CANCEL, Ending.DRAIN, Ending.FROZEN} and not claim.at_most_once:
+        elif ending not in {None, Ending.TIMEOUT} and not claim.at_most_once:
             self._release([attempt], unstarted=False)
         else:
             reason = ending.value if ending is not None else f"its executor died: {how}"
@@ -543,8 +557,9 @@ class Attempts:
 
     def _complete(self, attempt: Attempt, result: str | None, *, committed: bool) -> None:
         del self._live[attempt.number]
+        attempt.end = ("completed", result)
         if attempt.orphan:
-            self._keep_evidence(attempt, {"outcome": "completed", "result": _value(result)})
+            self._fenced(attempt)
         elif committed:
             self._note_end(attempt, "completed")
         else:
@@ -556,7 +571,8 @@ class Attempts:
         claim = attempt.claim
         if attempt.orphan:
             del self._live[attempt.number]
-            self._keep_evidence(attempt, {"outcome": "failed", "error": _value(message.error)})
+            attempt.end = ("failed", message.error)
+            self._fenced(attempt)
             return
         kind, delay = "retry", self._backoff(attempt)
         if not message.started:
@@ -580,6 +596,7 @@ class Attempts:
 
     def _write_failure(self, attempt: Attempt, error: str, *, kind: str, delay: float) -> None:
         claim, node_id = attempt.claim, attempt.node_id
+        attempt.end = ("unknown" if kind == "unknown" else "failed", error)
         self._settle(
             attempt,
             lambda store: store.fail(
@@ -628,7 +645,7 @@ class Attempts:
         if self._settling.get(attempt.claim.id) == attempt.claim.token:
             del self._settling[attempt.claim.id]
         if outcome == "lost":
-            self._count_fenced(attempt)
+            self._fenced(attempt)
         else:
             self._note_end(attempt, {"retry": "retried"}.get(outcome, outcome))
 
@@ -657,10 +674,14 @@ class Attempts:
         self._forget(attempt)
         self._count_fenced(attempt)
 
-    def _keep_evidence(self, attempt: Attempt, evidence: dict[str, Any]) -> None:
-        """AT_MOST_ONCE work ended after its claim was taken away: a person will want to know."""
-        claim = attempt.claim
+    def _fenced(self, attempt: Attempt) -> None:
+        """It ended after its claim was taken away. Of AT_MOST_ONCE work a person will want to know."""
         self._count_fenced(attempt)
+        if not attempt.claim.at_most_once or not attempt.began:
+            return
+        claim, (outcome, text) = attempt.claim, attempt.end
+        name = "result" if outcome == "completed" else "error"
+        evidence = {"outcome": outcome, name: None if text is None else json.loads(text)}
         self._host.work.tell(lambda store: store.record_evidence(claim.id, claim.token, evidence))
 
     def _refused(self, batch: list[tuple[Attempt, Completion]], error: Exception) -> None:
@@ -680,16 +701,25 @@ class Attempts:
         """The work connection is new: the answers of the old one may be lost."""
         self._synced = False
 
+    def on_carried_over(self) -> None:
+        """Waiting operations go over another connection: two streams of answers have no order."""
+        self._synced = False
+        self._carried_over = True
+
     def compare(self) -> None:
         """Compare what this node believes to hold with what the database says it holds."""
         if self._comparing or not self._host.registered:
             return
         self._comparing = True
-        node_id = self._host.node_id
+        self._carried_over = False
+        node_id, exchanges = self._host.node_id, self._exchanges
 
         def done(held: dict[int, UUID]) -> None:
             self._comparing = False
-            if node_id == self._host.node_id:
+            # The answer of an exchange that was begun before comes first, unless it was carried over:
+            # then its claims are in `held`, and nobody here knows them yet.
+            overtaken = self._exchanging and self._exchanges == exchanges
+            if node_id == self._host.node_id and not overtaken and not self._carried_over:
                 self._synced = True
                 self._reconcile(held)
 
@@ -780,13 +810,9 @@ class Attempts:
 
     def _give_up(self, batch: list[tuple[Attempt, Completion]]) -> None:
         """Completions of a removed incarnation: the database would not take them any more."""
-        for attempt, completion in batch:
+        for attempt, _ in batch:
             self._settling.pop(attempt.claim.id, None)
-            if attempt.claim.at_most_once:
-                evidence = {"outcome": "completed", "result": _value(completion.result)}
-                self._keep_evidence(attempt, evidence)
-            else:
-                self._count_fenced(attempt)
+            self._fenced(attempt)
 
     # -- stopping ------------------------------------------------------------------------------
 
@@ -818,7 +844,3 @@ class Attempts:
                     self._pool.send(executor, Stop(attempt=attempt.number))
             else:
                 attempt.stop_by = min(attempt.stop_by, by)
-
-
-def _value(text: str | None) -> Any:  # Any: the author's own JSON value
-    return None if text is None else json.loads(text)

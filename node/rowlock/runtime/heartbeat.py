@@ -25,7 +25,7 @@ from rowlock.protocol.model import BeatAnswer
 from rowlock.runtime.link import Link
 from rowlock.runtime.mailbox import Mailbox
 from rowlock.runtime.watchdog import LeaseBoard, boottime_ns
-from rowlock.runtime.work import Operation, carry_out
+from rowlock.runtime.work import Operation, carry_out, put_back
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +197,6 @@ class Heartbeat(threading.Thread):
         for _ in range(len(self._carried)):
             operation = self._carried.popleft()
             error = carry_out(operation, self._link, self._mailbox)
-            if error is not None and operation.failed is None:
-                self._carried.appendleft(operation)
+            if error is not None:
+                put_back(operation, error, self._carried)
                 return

@@ -20,6 +20,20 @@ TRANSIENT = (
 """Errors after which the same statement may succeed: the server or the way to it failed, or (an
 OperationalError as well) a lock or a time limit did."""
 
+_FINAL_CLASSES = frozenset({"22", "23", "54"})
+"""Classes of SQLSTATE that blame the data: data exception, integrity, limits of the program."""
+
+
+def is_final(error: Exception) -> bool:
+    """Whether the database will never take the same statement, because of the data in it.
+
+    Whatever else it refuses (a privilege was revoked, a function is missing during a migration) can
+    be mended while the node lives, and no result is given up for it.
+    """
+    if isinstance(error, TRANSIENT) or not isinstance(error, psycopg.Error):
+        return False
+    return error.sqlstate is None or error.sqlstate[:2] in _FINAL_CLASSES
+
 
 class Link:
     """A connection used by one thread; `shut` may be called from any."""
@@ -68,7 +82,7 @@ class Link:
         self.tries = 0
 
     def failed(self, error: BaseException) -> None:
-        """Take note of a transient error; a connection that may be broken is dropped."""
+        """Take note of an error; a connection that may be broken is dropped."""
         self.tries += 1
         connection = self._connection
         if connection is None:

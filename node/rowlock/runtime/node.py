@@ -295,6 +295,7 @@ class Node:
                 extra={"event": "work_carried_over", "count": len(taken)},
             )
             self._heartbeat.carry(taken)
+            self.attempts.on_carried_over()
 
     def _mind_the_lease(self, now: float) -> None:
         frozen = any(self._board.frozen(executor.index) for executor in self._pool.executors)
@@ -481,7 +482,7 @@ class Node:
         if executor is self._master_executor:
             self.masters.on_executor_end(how)
         else:
-            self.attempts.on_executor_end(work, how, time.monotonic())
+            self.attempts.on_executor_end(work, how, time.monotonic(), killed=executor.killed)
 
     # -- health --------------------------------------------------------------------------------
 

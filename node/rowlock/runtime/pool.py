@@ -44,6 +44,8 @@ class Executor(Generic[WorkT]):
     leave_by: float | None = None
     freezable: bool = False
     hung_up: bool = False
+    killed: bool = False
+    """This node has ended it, whatever it was doing."""
 
 
 class Pool(Generic[WorkT]):
@@ -152,6 +154,7 @@ class Pool(Generic[WorkT]):
     def kill(self, executor: Executor[WorkT]) -> None:
         """End an executor with all it has started; `on_end` is called with what it had."""
         executor.ready = False
+        executor.killed = True
         executor.leave_by = 0.0
         if executor.process is not None:
             executor.process.kill()
@@ -184,7 +187,7 @@ class Pool(Generic[WorkT]):
             return
         executor.process = process
         executor.served = 0
-        executor.hung_up = False
+        executor.hung_up = executor.killed = False
         executor.freezable = True
         self._board.protect(executor.index, process.tree, freeze=True)
         self._selector.register(process, selectors.EVENT_READ, executor)

@@ -24,7 +24,7 @@ from rowlock.db.connect import first_line
 from rowlock.db.store import Connection, Store
 from rowlock.errors import RowlockError
 from rowlock.protocol.backoff import reconnect_seconds
-from rowlock.runtime.link import TRANSIENT, Link
+from rowlock.runtime.link import TRANSIENT, Link, is_final
 from rowlock.runtime.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
@@ -42,29 +42,37 @@ class Operation:
     run: Callable[[Store], Any]
     done: Callable[[Any], None]
     failed: Callable[[Exception], None] | None
+    """None: it is repeated until the database has answered."""
     limit_seconds: float
 
 
+def put_back(operation: Operation, error: Exception, queue: deque[Operation]) -> None:
+    """Keep an operation that must be carried out again after this error."""
+    if operation.failed is not None or is_final(error):
+        return
+    if isinstance(error, TRANSIENT):
+        queue.appendleft(operation)
+    else:
+        queue.append(operation)  # it alone is refused: the others need not wait for it
+
+
 def carry_out(operation: Operation, link: Link, mailbox: Mailbox) -> Exception | None:
-    """Try an operation once and post what came of it; the error if the database did not answer.
+    """Try an operation once and post what came of it; the error if there was one.
 
     An operation that is to be repeated is not posted in that case: the caller keeps it.
     """
     answer: Any = None  # Any: whatever the operation answers, its own `done` knows
     try:
         answer = operation.run(link.store())
-    except TRANSIENT as error:
-        link.failed(error)
-        _post_failure(operation, error, mailbox)
-        return error
     except (psycopg.Error, RowlockError) as error:
-        if operation.failed is None:
+        link.failed(error)
+        if operation.failed is None and not isinstance(error, TRANSIENT):
             log.exception(
                 "the database refused an operation of this node",
                 extra={"event": "operation_refused"},
             )
         _post_failure(operation, error, mailbox)
-        return None
+        return error
     link.succeeded()
     mailbox.post(lambda: operation.done(answer))
     return None
@@ -202,8 +210,7 @@ class Work(threading.Thread):
         if error is None:
             self._answered_at = time.monotonic()
             return
-        if operation.failed is None:
-            self._queue.appendleft(operation)
+        put_back(operation, error, self._queue)
         self._pause(error)
 
     def _pause(self, error: Exception) -> None:

@@ -54,7 +54,7 @@ BEGIN
           AND e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
           AND (v_only IS NULL OR e.execution_id = v_only)
           AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash));
-    IF v_alone AND (NOT p_idle OR p_slots < 1) THEN
+    IF v_alone AND (NOT p_idle OR p_slots < 1) THEN  -- guard: a suspect runs alone
         RETURN;
     END IF;
     IF v_alone THEN
@@ -89,7 +89,7 @@ BEGIN
         WHERE NOT e.stopping
           AND e.status = 'RUNNING'  -- guard: no claim in an execution that is ending
         ORDER BY e.execution_id
-        FOR KEY SHARE OF e SKIP LOCKED) y;
+        FOR KEY SHARE OF e SKIP LOCKED) y;  -- guard: no claim commits after a cancel
     IF v_exec IS NULL THEN
         RETURN;
     END IF;
@@ -98,8 +98,8 @@ BEGIN
     PERFORM FROM batch_nodes n
     WHERE n.node_id = p_node
       AND n.status = 'ACTIVE'  -- guard: an unreachable or removed node claims nothing
-      AND NOT n.draining
-    FOR KEY SHARE;
+      AND NOT n.draining  -- guard: a draining node claims nothing
+    FOR KEY SHARE;  -- guard: nobody removes this node before the claim commits
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -204,7 +204,7 @@ BEGIN
     PERFORM FROM batch_nodes n
     WHERE n.node_id = p_node
       AND n.status <> 'REMOVED'  -- guard: a removed node completes nothing
-    FOR KEY SHARE;
+    FOR KEY SHARE;  -- guard: nobody removes this node before its completions commit
     IF FOUND THEN
         WITH sent AS MATERIALIZED (
             -- In the order of the ids, which is then that of the locks: a node that sends the same
@@ -244,7 +244,8 @@ $$;
 --   unstarted  the same, before author code began: an AT_MOST_ONCE start is taken back
 --   unknown    AT_MOST_ONCE work that was cut off: outcome unknown
 --   later      no failure: the author asked for another time
--- Answers 'retry', 'failed', 'cancelled' or 'lost'; a repetition gets the answer of the first.
+-- Answers 'retry', 'failed', 'cancelled', 'lost', or 'completed' if this token did that before; a
+-- repetition gets the answer of the first.
 -- Whatever the delay and the error say, recording a failure does not fail.
 CREATE FUNCTION rowlock.fail(
     p_node uuid, p_id bigint, p_token uuid, p_error jsonb, p_kind text, p_delay_seconds double precision
@@ -263,7 +264,7 @@ DECLARE
 BEGIN
     SELECT e.* INTO v_execution FROM batch_job_coordination e
     WHERE e.execution_id = (SELECT p.execution_id FROM batch_partitions p WHERE p.id = p_id)
-    FOR KEY SHARE;
+    FOR KEY SHARE;  -- guard: it cannot begin to end before its row is PENDING
     PERFORM FROM batch_nodes
     WHERE node_id = p_node AND status <> 'REMOVED'  -- guard: a removed node fails nothing
     FOR KEY SHARE;
@@ -273,9 +274,11 @@ BEGIN
     SELECT p.* INTO v_row FROM batch_partitions p
     WHERE p.id = p_id AND p.claim_token = p_token  -- guard: only the claim that was taken
     FOR UPDATE;
-    IF NOT FOUND OR v_row.status = 'COMPLETED' THEN
+    IF NOT FOUND THEN
         RETURN 'lost';
-    ELSIF v_row.status <> 'CLAIMED' THEN
+    ELSIF v_row.status = 'COMPLETED' THEN
+        RETURN 'completed';  -- by this token: the answer of that COMMIT was lost
+    ELSIF v_row.status <> 'CLAIMED' THEN  -- guard: terminal states never change
         -- The same write again: its answer was lost, not its effect.
         RETURN CASE v_row.status WHEN 'PENDING' THEN 'retry' ELSE lower(v_row.status) END;
     END IF;
@@ -310,7 +313,7 @@ BEGIN
         DELETE FROM batch_starts s
         WHERE s.job_name = v_execution.job_name AND s.instance_key = v_execution.instance_key
           AND s.step = v_row.step AND s.partition_key = v_row.partition_key
-          AND s.claim_token = p_token;
+          AND s.claim_token = p_token;  -- guard: its own start, no other
     END IF;
     IF v_answer <> 'retry' THEN
         PERFORM rowlock._count(v_row.execution_id, v_row.step, p_node, 0,
@@ -341,7 +344,7 @@ BEGIN
     PERFORM FROM batch_job_coordination e
     WHERE e.execution_id = ANY (ARRAY(
         SELECT DISTINCT p.execution_id FROM batch_partitions p WHERE p.id = ANY (p_ids)))
-    ORDER BY e.execution_id FOR KEY SHARE;
+    ORDER BY e.execution_id FOR KEY SHARE;  -- guard: it cannot begin to end before its rows are PENDING
     PERFORM FROM batch_nodes n
     WHERE n.node_id = p_node AND n.status <> 'REMOVED'  -- guard: a removed node releases nothing
     FOR KEY SHARE;
@@ -353,7 +356,7 @@ BEGIN
         JOIN batch_partitions p ON p.id = s.id AND p.id = ANY (p_ids)
         JOIN batch_job_coordination e ON e.execution_id = p.execution_id
         WHERE v_live AND p.claim_token = s.token  -- guard: only the claim that was taken
-          AND p.status COLLATE "C" = 'CLAIMED'
+          AND p.status COLLATE "C" = 'CLAIMED'  -- guard: terminal states never change
           AND (p.delivery = 'AT_LEAST_ONCE' OR p_unstarted)  -- guard: a start is not handed back
         ORDER BY p.id FOR UPDATE OF p
     LOOP
@@ -410,7 +413,7 @@ BEGIN
     UPDATE batch_partitions SET checkpoint = p_checkpoint
     WHERE id = p_id
       AND claim_token = p_token  -- guard: only the claim that was taken
-      AND status COLLATE "C" = 'CLAIMED';
+      AND status COLLATE "C" = 'CLAIMED';  -- guard: terminal states never change
     RETURN FOUND;
 END
 $$;
@@ -431,7 +434,8 @@ BEGIN
     UPDATE batch_starts s SET evidence = p_evidence || jsonb_build_object('at', rowlock.now())
     FROM batch_partitions p JOIN batch_job_coordination e USING (execution_id)
     WHERE p.id = p_id AND s.job_name = e.job_name AND s.instance_key = e.instance_key
-      AND s.step = p.step AND s.partition_key = p.partition_key AND s.claim_token = p_token;
+      AND s.step = p.step AND s.partition_key = p.partition_key
+      AND s.claim_token = p_token;  -- guard: evidence of this start, no other
     IF FOUND THEN
         PERFORM rowlock._event('late_evidence', p.execution_id, p.id, p.assigned_node,
                                'node ' || p.assigned_node, p_evidence)
