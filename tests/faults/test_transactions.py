@@ -1,0 +1,63 @@
+"""Rows that author code writes with ctx.transaction(), while processes die at any moment."""
+
+import logging
+import random
+import signal
+import time
+
+from tests.support.fault_jobs import part, step
+from tests.support.fleet import Fleet, NodeProcess, eventually
+from tests.support.supervisor import send
+from tests.support.waiting import wait_until
+
+CHUNKED, ITEMS = 4, 400
+WHOLE, ROWS = 60, 5
+
+
+def test_rows_are_written_once_whenever_a_process_is_killed(fleet: Fleet) -> None:
+    """kill -9 of executors and of whole nodes at random moments, while chunks commit with their
+    checkpoint and whole attempts with their completion: every item is there exactly once."""
+    seed = random.randrange(1 << 32)
+    logging.getLogger(__name__).warning("seed %d", seed)
+    rng = random.Random(seed)
+    nodes = [fleet.node(f"n{n}", slots=2) for n in range(3)]
+    chunks = {"items": ITEMS, "size": 4}
+    run = fleet.request(
+        parts=[
+            *(part(f"c{n}", step("chunks", chunks), weight=1) for n in range(CHUNKED)),
+            *(part(f"w{n}", step("rows", ROWS)) for n in range(WHOLE)),
+        ],
+        max_attempts=1000,
+    )
+    eventually(lambda: fleet.ledger().of("chunk"), "chunks are written")
+
+    for number in range(12):
+        pause_until(time.monotonic() + rng.uniform(0.01, 0.25))
+        kill_one(fleet, nodes, rng, whole=number in {3, 8})
+
+    fleet.wait(run)
+    written = fleet.rows(
+        "SELECT key, count(*) AS rows, count(DISTINCT item) AS items FROM fleet.effects GROUP BY key"
+    )
+    assert {row.key: (row.rows, row.items) for row in written} == {
+        **{f"c{n}": (ITEMS, ITEMS) for n in range(CHUNKED)},
+        **{f"w{n}": (ROWS, ROWS) for n in range(WHOLE)},
+    }
+    assert any(row.claims > 1 for row in fleet.rows_of(run)), "something was killed at work"
+
+
+def pause_until(moment: float) -> None:
+    """Let the nodes work until then."""
+    wait_until(lambda: time.monotonic() > moment, what="a moment")
+
+
+def kill_one(fleet: Fleet, nodes: list[NodeProcess], rng: random.Random, *, whole: bool) -> None:
+    """Kill an executor, or a node, which another takes the place of."""
+    at = rng.randrange(len(nodes))
+    if whole:
+        nodes[at].kill()
+        nodes[at].wait_gone()
+        nodes[at] = fleet.node(nodes[at].name + "x", slots=2)
+        return
+    for process in nodes[at].executors()[:1]:
+        send(process, signal.SIGKILL)
