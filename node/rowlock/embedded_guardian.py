@@ -704,6 +704,8 @@ def _answer(guardian: Guardian, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _end(_signal: int, _frame: object) -> None:
+    # From here on nothing may interrupt the cleaning, a second signal least of all.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _Ended
 
 
@@ -725,7 +727,6 @@ def main() -> None:
     except (_Ended, BrokenPipeError):
         pass
     finally:
-        # From here on nothing may interrupt the cleaning.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         guardian.close("immediate")
 

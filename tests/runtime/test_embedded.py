@@ -374,7 +374,8 @@ def test_a_killed_guardian_takes_the_server_with_it(own_server: Server) -> None:
 
 def test_a_guardian_asked_to_end_cleans_up(own_server: Server) -> None:
     pid = own_server.pid
-    os.kill(own_server.guardian_pid, signal.SIGTERM)
+    for _ in range(3):  # impatience must not interrupt the cleaning
+        os.kill(own_server.guardian_pid, signal.SIGTERM)
 
     wait_until(lambda: not alive(pid) and not own_server.folder.exists())
 
