@@ -1,0 +1,268 @@
+"""The bookkeeping of attempts, where two answers cross: orders of events too rare to wait for.
+
+The database and the executors are replaced by two lists: of what was asked, which a test answers
+when it likes, and of what was sent. Everything with real processes is under tests/faults.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+
+from rowlock.protocol.model import Claim, ExecutionFacts
+from rowlock.registry import Registry
+from rowlock.runtime.attempts import Attempt, Attempts, _Answer
+from rowlock.runtime.host import Host
+from rowlock.runtime.messages import Completed, Message, Ready, Run
+from rowlock.runtime.metrics import NodeMetrics
+from rowlock.runtime.pool import Executor
+from rowlock.runtime.watchdog import LeaseBoard, boottime_ns
+from rowlock.runtime.work import Work
+from rowlock.settings import Settings
+
+Anything = Any  # what a function of the Store takes and answers
+
+
+class _Named(Exception):
+    """Carries the name of the function of the Store that an operation calls first."""
+
+
+class _Store:
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def called(*_: Anything, **__: Anything) -> None:
+            raise _Named(name)
+
+        return called
+
+
+@dataclass
+class Asked:
+    """One operation that waits for its answer."""
+
+    name: str
+    answer: Callable[[Anything], None]
+
+
+@dataclass
+class Database:
+    """In place of the thread of the work connection."""
+
+    asked: list[Asked] = field(default_factory=list[Asked])
+
+    def ask(
+        self,
+        run: Callable[[Anything], Anything],
+        done: Callable[[Anything], None] = lambda _answer: None,
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:
+        try:
+            run(_Store())
+        except _Named as called:
+            self.asked.append(Asked(str(called), done))
+
+    tell = ask
+
+    def take(self, name: str) -> Asked:
+        """The first operation of this name, which is then no longer waiting."""
+        found = next(asked for asked in self.asked if asked.name == name)
+        self.asked.remove(found)
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        return [asked.name for asked in self.asked]
+
+
+class FakePool:
+    """In place of the executors' processes."""
+
+    def __init__(self, slots: int) -> None:
+        self.executors = [Executor[Attempt](index, ready=True) for index in range(slots)]
+        self.sent: list[tuple[int, Message]] = []
+
+    def send(self, executor: Executor[Attempt], message: Message) -> None:
+        self.sent.append((executor.index, message))
+
+    def give(self, executor: Executor[Attempt], work: Attempt, *, freezable: bool) -> None:
+        executor.work.append(work)
+
+    def taken_back(self, executor: Executor[Attempt], work: Attempt) -> None:
+        executor.work.remove(work)
+
+    def kill(self, executor: Executor[Attempt]) -> None:
+        executor.ready, executor.killed = False, True
+
+    @property
+    def runs(self) -> list[Run]:
+        return [message for _, message in self.sent if isinstance(message, Run)]
+
+
+@dataclass
+class Desk:
+    """One node's attempts, between the two."""
+
+    attempts: Attempts
+    database: Database
+    pool: FakePool
+    host: Host
+
+    def turn(self) -> float:
+        now = time.monotonic()
+        self.attempts.turn(now)
+        return now
+
+    def claimed(self, *claims: Claim, **policy: Any) -> None:
+        """Have the node claim these."""
+        self.attempts.claimable = True
+        self.turn()
+        self.database.take("complete_and_claim").answer(an_answer(*claims, **policy))
+        self.turn()
+
+
+def a_claim(*, delivery: str = "AT_LEAST_ONCE", execution: UUID | None = None) -> Claim:
+    return Claim(
+        id=random.getrandbits(40),
+        execution_id=execution or uuid4(),
+        step="main",
+        key="k",
+        token=uuid4(),
+        claims=1,
+        failures=0,
+        lost=0,
+        alone=False,
+        started=True,
+        delivery=cast(Any, delivery),
+        slice="1",
+        checkpoint=None,
+    )
+
+
+def an_answer(*claims: Claim, **policy: Any) -> _Answer:
+    known = {"initial_seconds": 1, "factor": 2, "max_seconds": 9, "timeout_seconds": None, **policy}
+    facts = ExecutionFacts(job="j", instance_key="i", parameters="{}", policy=known)
+    return _Answer(
+        outcomes={}, claims=list(claims), facts={claim.execution_id: facts for claim in claims}
+    )
+
+
+@pytest.fixture
+def desk() -> Generator[Desk]:
+    database, pool, board = Database(), FakePool(1), LeaseBoard.create(1)
+    board.extend(boottime_ns() + 10**12)
+    host = Host(
+        settings=Settings(),
+        registry=Registry(),
+        metrics=NodeMetrics("default"),
+        board=board,
+        work=cast(Work, database),
+        rng=random.Random(1),
+        node_id=uuid4(),
+        registered=True,
+    )
+    made = Desk(Attempts(host, cast(Any, pool), slots=1), database, pool, host)
+    made.attempts.compare()
+    database.take("claims_of").answer({})
+    yield made
+    board.close()
+
+
+def test_an_attempt_is_not_blamed_for_the_time_out_of_the_one_before_it(desk: Desk) -> None:
+    """The executor is killed for its first attempt, whose answer was under way: it had begun with
+    the second meanwhile."""
+    (executor,) = desk.pool.executors
+    desk.attempts._pace.note(0.0001)  # both are given to one executor
+    execution = uuid4()
+    first, second = a_claim(execution=execution), a_claim(execution=execution)
+    desk.claimed(first, second, timeout_seconds=0.0)
+    assert len(executor.work) == 2
+    desk.turn()
+    assert executor.killed
+
+    answer = Completed(attempt=executor.work[0].number, result="1", committed=False)
+    desk.attempts.on_message(executor, answer, time.monotonic())
+    work = list(executor.work)
+    executor.work.clear()
+    desk.attempts.on_executor_end(work, "killed by SIGKILL", time.monotonic(), killed=True)
+
+    assert [attempt.claim for attempt in work] == [second]
+    assert "release" in desk.database.names
+    assert "fail" not in desk.database.names
+
+
+def test_an_attempt_that_killed_its_executor_is_blamed(desk: Desk) -> None:
+    (executor,) = desk.pool.executors
+    desk.claimed(a_claim())
+    work = list(executor.work)
+    executor.work.clear()
+
+    desk.attempts.on_executor_end(work, "killed by SIGSEGV", time.monotonic(), killed=False)
+
+    assert "fail" in desk.database.names
+    assert "release" not in desk.database.names
+
+
+def test_a_claim_whose_reply_is_overtaken_by_a_comparison_is_not_handed_back(desk: Desk) -> None:
+    """The claim went over the beat's connection, because the other had failed for long. The answer
+    of a comparison that was asked for later comes first, and shows a claim that nobody knows here:
+    handing back AT_MOST_ONCE work that is about to start would start it twice."""
+    claim = a_claim(delivery="AT_MOST_ONCE")
+    desk.attempts.claimable = True
+    desk.turn()
+    reply = desk.database.take("complete_and_claim")
+    desk.attempts.on_carried_over()
+    desk.attempts.compare()
+
+    desk.database.take("claims_of").answer({claim.id: claim.token})
+    assert not desk.database.names
+    reply.answer(an_answer(claim))
+    desk.turn()
+
+    assert [run.partition_id for run in desk.pool.runs] == [claim.id]
+    assert "release" not in desk.database.names
+
+
+def test_operations_that_are_carried_over_make_a_comparison_under_way_worthless(desk: Desk) -> None:
+    """The comparison was asked for before the claim; the claim took the other way and was quicker."""
+    claim = a_claim(delivery="AT_MOST_ONCE")
+    desk.attempts.compare()
+    desk.attempts.claimable = True
+    desk.turn()
+    desk.attempts.on_carried_over()
+
+    desk.database.take("claims_of").answer({claim.id: claim.token})
+
+    assert "release" not in desk.database.names
+    desk.database.take("complete_and_claim").answer(an_answer(claim))
+    desk.turn()
+    assert [run.partition_id for run in desk.pool.runs] == [claim.id]
+    assert "release" not in desk.database.names
+
+
+def test_a_claim_that_nobody_here_knows_is_handed_back(desk: Desk) -> None:
+    """Its reply was lost with the connection."""
+    desk.attempts.compare()
+
+    desk.database.take("claims_of").answer({7: uuid4()})
+
+    assert desk.database.names == ["release"]
+
+
+def test_once_work_that_is_ready_after_the_end_of_the_lease_is_not_begun(desk: Desk) -> None:
+    """No Go is sent for it: it is handed back, since author code cannot have begun."""
+    (executor,) = desk.pool.executors
+    desk.claimed(a_claim(delivery="AT_MOST_ONCE"))
+    desk.host.board.extend(boottime_ns() - 1)
+
+    ready = Ready(attempt=executor.work[0].number)
+    desk.attempts.on_message(executor, ready, time.monotonic())
+    work = list(executor.work)
+    desk.attempts.on_executor_end(work, "killed by SIGKILL", time.monotonic(), killed=True)
+
+    assert [type(message) for _, message in desk.pool.sent] == [Run]
+    assert desk.database.names == ["release"]
