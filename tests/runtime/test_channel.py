@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowlock.runtime import messages
+from rowlock.runtime import channel, messages
 from rowlock.runtime.channel import (
-    FEED_BYTES_MAX,
     FRAME_BYTES_MAX,
     BrokenChannel,
     Channel,
@@ -37,6 +36,10 @@ some_messages = st.one_of(
         weights=st.lists(st.integers()),
     ),
 )
+
+
+def completed(result: str) -> messages.Completed:
+    return messages.Completed(attempt=1, result=result, committed=False)
 
 
 @pytest.fixture
@@ -88,7 +91,7 @@ def test_a_message_over_the_limit_is_refused_before_anything_is_sent(
     pair: tuple[PolledChannel, Channel],
 ) -> None:
     supervisor, executor = pair
-    large = messages.Completed(attempt=1, result="x" * FRAME_BYTES_MAX, committed=False)
+    large = completed("x" * FRAME_BYTES_MAX)
 
     with pytest.raises(ValueError, match=r"a Completed message of 4,194,\d\d\d bytes exceeds"):
         executor.send(large)
@@ -101,9 +104,7 @@ def test_a_message_over_the_limit_is_refused_before_anything_is_sent(
 
 def test_a_message_of_the_largest_size_passes(pair: tuple[PolledChannel, Channel]) -> None:
     supervisor, executor = pair
-    empty = messages.Completed(attempt=1, result="", committed=False)
-    room = FRAME_BYTES_MAX - len(messages.encode(empty))
-    message = messages.Completed(attempt=1, result="x" * room, committed=False)
+    message = completed("x" * (FRAME_BYTES_MAX - len(messages.encode(completed("")))))
 
     sender = threading.Thread(target=executor.send, args=[message])
     sender.start()
@@ -193,27 +194,32 @@ def test_a_peer_that_does_not_read_never_blocks_the_supervisor(
     assert received == 30
 
 
-def test_one_call_of_feed_reads_a_bounded_amount() -> None:
-    left, right = socket.socketpair()
-    with left, right:
-        supervisor, executor = PolledChannel(left), Channel(right)
-        message = messages.Completed(attempt=1, result="x" * 1000, committed=False)
-        stop = threading.Event()
+def test_one_call_of_feed_reads_a_bounded_amount(
+    pair: tuple[PolledChannel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "FEED_BYTES_MAX", 64 * 1024)
+    supervisor, executor = pair
+    sent = [completed("x" * 40_000)] * 4
+    for message in sent:  # they fit into the socket
+        executor.send(message)
 
-        def chatter() -> None:
-            while not stop.is_set():
-                executor.send(message)
+    first, *rest = [supervisor.feed() for _ in range(4)]
 
-        sender = threading.Thread(target=chatter)
-        sender.start()
-        try:
-            sizes = [sum(len(frame(found)) for found in supervisor.feed()) for _ in range(50)]
-        finally:
-            stop.set()
-            while sender.is_alive():
-                supervisor.feed()
+    assert len(first) == 1
+    assert [*first, *(message for found in rest for message in found)] == sent
 
-    assert max(sizes) <= FEED_BYTES_MAX + 128 * 1024
+
+def test_an_end_that_is_read_together_with_messages_does_not_hide_them(
+    pair: tuple[PolledChannel, Channel],
+) -> None:
+    supervisor, executor = pair
+    rest = 64 * 1024 - len(frame(completed("")))  # what one call of recv takes, to the byte
+    executor.send(completed("x" * rest))
+    executor.close()
+
+    assert supervisor.feed() == [completed("x" * rest)]
+    with pytest.raises(EOFError):
+        supervisor.feed()
 
 
 def test_what_came_before_the_end_is_delivered_before_the_end_is_reported(

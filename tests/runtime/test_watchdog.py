@@ -376,6 +376,25 @@ def test_the_loop_looks_until_its_lifeline_is_cut(board: LeaseBoard) -> None:
     os.close(reading)
 
 
+def test_the_watchdog_wakes_at_the_deadline_itself(
+    board: LeaseBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "_LOOK_NS", 3_600_000_000_000)  # not at the next look
+    frozen = threading.Event()
+    monkeypatch.setattr(board, "freeze_protected", frozen.set)
+    reading, writing = os.pipe()
+    board.extend(boottime_ns() + 50_000_000)
+    thread = threading.Thread(target=watchdog.watch, args=[board, reading, os.getppid()])
+    thread.start()
+
+    woken = frozen.wait(10)
+    os.close(writing)
+    thread.join()
+    os.close(reading)
+
+    assert woken
+
+
 # -- its process -------------------------------------------------------------------------------
 
 
