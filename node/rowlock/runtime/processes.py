@@ -164,7 +164,7 @@ def freeze(trees: Collection[Tree]) -> bool:
 
 
 def thaw(trees: Collection[Tree]) -> None:
-    """Let every process of these trees continue (SIGCONT)."""
+    """Let every process of these trees continue (SIGCONT), also one that author code stopped."""
     _signal([*_leaders(trees), *(process.group for process in members(trees))], signal.SIGCONT)
 
 
