@@ -24,13 +24,19 @@ from tests.support.waiting import wait_until
 class Demo:
     """A run of the command. All that it starts carries a mark in its environment."""
 
-    def __init__(self, *words: str, dsn: str = "") -> None:
+    def __init__(self, *words: str, dsn: str = "", folder: Path | None = None) -> None:
         self.mark = f"DEMO_OF_THIS_TEST={uuid.uuid4()}"
         name, value = self.mark.split("=")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rowlock", "demo", *words],
             # A home that is not there, as in a container without one.
-            env={**os.environ, "ROWLOCK_DSN": dsn, "HOME": "/nonexistent", name: value},
+            env={
+                **os.environ,
+                **({"TMPDIR": str(folder)} if folder else {}),
+                "ROWLOCK_DSN": dsn,
+                "HOME": "/nonexistent",
+                name: value,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -56,8 +62,8 @@ class Demo:
 
 
 @contextlib.contextmanager
-def a_demo(*words: str, dsn: str = "") -> Generator[Demo]:
-    demo = Demo(*words, dsn=dsn)
+def a_demo(*words: str, dsn: str = "", folder: Path | None = None) -> Generator[Demo]:
+    demo = Demo(*words, dsn=dsn, folder=folder)
     try:
         yield demo
     finally:
@@ -120,8 +126,8 @@ def test_an_interrupt_leaves_nothing_but_the_schema_rowlock(empty_database: Data
         assert has_schema(empty_database, "rowlock")
 
 
-def test_no_node_outlives_a_demo_that_is_killed(empty_database: Database) -> None:
-    with a_demo(dsn=empty_database.dsn) as demo:
+def test_no_node_outlives_a_demo_that_is_killed(empty_database: Database, tmp_path: Path) -> None:
+    with a_demo(dsn=empty_database.dsn, folder=tmp_path) as demo:
         wait_until(lambda: runs_something(empty_database), seconds=60)
         assert len(demo.left()) > 3
 

@@ -81,8 +81,8 @@ def test_an_act_has_work_left_when_the_victims_comes_back(nodes: int) -> None:
     speed = tempo.WATCHED
     seconds = speed.pace_ms(nodes=nodes, partitions=365) / 1000
 
-    done_when_calm = tempo.SLOTS * nodes * speed.calm_seconds / seconds
-    done_until_removal = tempo.SLOTS * (nodes - 1) * speed.removal_seconds / seconds
+    done_when_calm = speed.slots * nodes * speed.calm_seconds / seconds
+    done_until_removal = speed.slots * (nodes - 1) * speed.removal_seconds / seconds
 
     assert done_when_calm + done_until_removal < 365
 

@@ -237,7 +237,7 @@ class Act:
         crew, node_id = self._house.crew, holding.node_id
         crew.hold(holding.node)
         held = self._holding_of(node_id, describe)
-        if held is None or not held.is_halfway:
+        if held is None or not held.still_runs(holding.halfway):
             crew.let_go(holding.node)
             return None
         at = self._lookout.now()

@@ -22,7 +22,7 @@ from rowlock.demo.findings import Findings, Payments, Recovered, Settlement, Unk
 from rowlock.demo.jobs import Payout, PayoutRun, Period, Settle
 from rowlock.demo.lookout import Claimed, Fate
 from rowlock.demo.screen import Screen, step
-from rowlock.demo.tempo import SLOTS, Tempo
+from rowlock.demo.tempo import Tempo
 from rowlock.demo.venue import Venue
 from rowlock.demo.victim import Held
 from rowlock.errors import RowlockError
@@ -59,7 +59,7 @@ def play(plan: Plan) -> Findings:
     crew = Crew(
         folder=plan.venue.folder,
         environment={**plan.tempo.environment(), "ROWLOCK_DSN": dsn, "ROWLOCK_WORK_DSN": dsn},
-        words=["--pool", pool, "--slots", str(SLOTS)],
+        words=["--pool", pool, "--slots", str(plan.tempo.slots)],
     )
     with crew:
         try:
@@ -87,7 +87,7 @@ def _play(plan: Plan, crew: Crew, pool: str) -> Findings:
         house = House(screen=screen, tempo=tempo, crew=crew, db=db, pool=pool)
         with step(screen, "Nodes") as nodes:
             wait_for_nodes(house)
-            nodes.text = f"{', '.join(crew.names)}, {SLOTS} slots each"
+            nodes.text = f"{', '.join(crew.names)}, slots of each: {tempo.slots}"
         settlement = settle(house, dsn)
         payments = pay(house, dsn, spared=settlement.kill.node)
         bystanders = tuple(_bystanders(house))
@@ -97,7 +97,7 @@ def _play(plan: Plan, crew: Crew, pool: str) -> Findings:
         postgresql=plan.venue.version,
         embedded=plan.venue.embedded,
         nodes=plan.nodes,
-        slots=SLOTS,
+        slots=tempo.slots,
         beat_seconds=tempo.beat_seconds,
         removal_seconds=tempo.removal_seconds,
         flights=loaded,
@@ -140,7 +140,7 @@ def settle(house: House, dsn: str) -> Settlement:
         ],
     )
     pace_ms = house.tempo.pace_ms(nodes=len(house.crew.names), partitions=archive.DAYS)
-    act = Act(house, Settle, Period(pace_ms=pace_ms))
+    act = Act(house, Settle, Period(pace_ms=pace_ms, chunk_flights=house.tempo.chunk_flights))
     act.be_calm()
     blow = act.strike(_how_far_settled, master=True)
     again = _wait_for_second_attempts(house, act, blow)

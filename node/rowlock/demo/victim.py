@@ -44,9 +44,13 @@ class Holding:
         return tuple(held for held in self.partitions if held.started)
 
     @property
-    def is_halfway(self) -> bool:
-        """Whether it is in the middle of at least one partition."""
-        return any(held.halfway for held in self.started)
+    def halfway(self) -> frozenset[int]:
+        """The ids of the partitions that it is in the middle of."""
+        return frozenset(held.partition_id for held in self.started if held.halfway)
+
+    def still_runs(self, ids: Collection[int]) -> bool:
+        """Whether it runs at least one of these partitions."""
+        return any(held.partition_id in ids for held in self.started)
 
 
 def choose_victim(
@@ -64,6 +68,6 @@ def choose_victim(
     candidates = [
         holding
         for holding in holdings
-        if holding.is_halfway and holding.node not in spared and master in {None, holding.is_master}
+        if holding.halfway and holding.node not in spared and master in {None, holding.is_master}
     ]
     return min(candidates, key=lambda one: (-len(one.started), one.node), default=None)
