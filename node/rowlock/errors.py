@@ -154,8 +154,9 @@ class Fail(Exception):
 class RetryLater(Exception):
     """Raised by an author: try the partition again after this time.
 
-    It counts as a failed attempt, so a partition still ends after `Retry.max_attempts`. Work that
-    runs AT_MOST_ONCE is never retried: there the partition is FAILED.
+    It does not count as a failed attempt: a partition that always raises it is tried for ever, until
+    somebody cancels its execution. Work that runs AT_MOST_ONCE is never retried: there the partition
+    is FAILED.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from rowlock.contract import partition_key, partition_weight
-from rowlock.errors import ContractError, Fail, Stopped, UsageError
+from rowlock.errors import ContractError, Fail, RetryLater, Stopped, UsageError
 from rowlock.job import AT_MOST_ONCE, Cluster
 from rowlock.registry import Definition
 from rowlock.runtime.context import ExecutorContext, ExecutorOutcome
@@ -42,7 +42,7 @@ ResultT = TypeVar("ResultT")
 _EXECUTION: Final = "00000000-0000-4000-8000-000000000000"
 _STEP: Final = "main"
 _ATTEMPTS_MAX: Final = 10_000
-"""An interrupted partition that has not ended by then never will."""
+"""A partition that was interrupted or asked for another time so often will never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +230,9 @@ class Runner:
         self._line = line
         self._params = params
         self._instance = instance
-        once = definition.job.delivery is AT_MOST_ONCE  # never asked to stop, never run again
-        self._interruption = _NEVER if once else interruption
+        # AT_MOST_ONCE work is never asked to stop, and never run again.
+        self._once = definition.job.delivery is AT_MOST_ONCE
+        self._interruption = _NEVER if self._once else interruption
         self._raise_errors = raise_errors
 
     def run(self, planned: list[Planned]) -> RunResult[Any]:
@@ -251,7 +252,7 @@ class Runner:
         return RunResult(status="COMPLETED", partitions=runs, summary=self._summary(runs, failed))
 
     def _partition(self, item: Planned) -> PartitionRun[Any]:
-        """Run attempts until one ends; interrupted ones do not count as failed."""
+        """Run attempts until one ends; interrupted ones and RetryLater do not count as failed."""
         key = item.partition.key
         self._line.checkpoint = None
         interruption, failures = self._interruption, 0
@@ -264,10 +265,12 @@ class Runner:
                 progressed = self._line.checkpoint != before
                 interruption = self._interruption if progressed else _NEVER
             except BaseException as error:
-                failures += 1
                 if self._raise_errors or not isinstance(error, Exception):
                     error.add_note(f"(partition {key!r}, attempt {number})")
                     raise
+                if isinstance(error, RetryLater) and not self._once:
+                    continue  # it costs no failure
+                failures += 1
                 final = isinstance(error, (Fail, ContractError, UsageError))
                 if final or failures >= self._definition.policy["max_attempts"]:
                     return PartitionRun(key=key, attempts=number, result=None, error=error)

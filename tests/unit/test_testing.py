@@ -220,8 +220,33 @@ def test_errors_can_be_recorded_and_retried_instead() -> None:
 
     result = testing.run(Flaky, [0, 3, -1], raise_errors=False)
     assert (result.status, result.summary) == ("FAILED", None)
-    assert [part.attempts for part in result.partitions] == [1, 3, 1]
-    assert [type(error).__name__ for error in result.errors.values()] == ["RetryLater", "Fail"]
+    assert [part.attempts for part in result.partitions] == [1, 4, 1], "RetryLater is no failure"
+    assert [type(error).__name__ for error in result.errors.values()] == ["Fail"]
+
+    result = testing.run(Flaky, [0, 4], raise_errors=False)
+    assert [part.attempts for part in result.partitions] == [1, 3]
+    assert [type(error).__name__ for error in result.errors.values()] == ["ValueError"]
+
+
+def test_work_that_asks_for_another_time_for_ever_is_told_so_and_once_work_is_failed() -> None:
+    class Never(rowlock.Job[int, int, None]):
+        name = "test.never"
+        retry = rowlock.Retry(max_attempts=1)
+
+        def partition(self, params: int, cluster: rowlock.Cluster) -> Iterable[int]:
+            return range(params)
+
+        def process(self, part: int, ctx: rowlock.Context[int]) -> None:
+            raise rowlock.RetryLater(0)
+
+    class Once(Never):
+        name = "test.never-twice"
+        delivery = rowlock.AT_MOST_ONCE
+
+    with pytest.raises(rowlock.UsageError, match="has not ended after 10000 attempts"):
+        testing.run(Never, 1, raise_errors=False)
+    result = testing.run(Once, 1, raise_errors=False)
+    assert [part.attempts for part in result.partitions] == [1]
 
 
 @pytest.mark.parametrize("limit, status", [(0, "FAILED"), (1, "COMPLETED"), ("25%", "COMPLETED")])
