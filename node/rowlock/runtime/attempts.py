@@ -66,7 +66,6 @@ class Ending(Enum):
     TIMEOUT = "it ran longer than timeout_seconds"
     CANCEL = "its execution was cancelled"
     DRAIN = "its node was drained"
-    HAND_BACK = "author code had not begun"
     LOST = "its claim was gone"
     FROZEN = "it was frozen for too long without an answer of the database"
     NEIGHBOUR = "its executor was killed for the attempt before it"
@@ -463,8 +462,8 @@ class Attempts:
         if self._host.lease_holds and not self._host.draining and attempt.stop_by is None:
             attempt.began = True
             self._pool.send(executor, Go(attempt=attempt.number))
-        else:
-            self._end(attempt, Ending.HAND_BACK)
+        else:  # it answers Stopped, and has run nothing
+            self._pool.send(executor, Stop(attempt=attempt.number))
 
     def _write_checkpoint(self, attempt: Attempt, message: Checkpoint) -> None:
         claim, executor = attempt.claim, attempt.executor
@@ -507,8 +506,7 @@ class Attempts:
         if attempt.ending is None or ending is Ending.LOST:
             attempt.ending = ending
         if attempt.executor is not None:
-            log.log(
-                logging.DEBUG if ending is Ending.HAND_BACK else logging.WARNING,
+            log.warning(
                 "ending an attempt: %s",
                 ending.value,
                 extra={"event": "attempt_ended", "reason": ending.name, **attempt.describe()},
@@ -526,7 +524,7 @@ class Attempts:
             )
         if attempt.orphan or ending is Ending.LOST:
             self._forget(attempt)
-        elif not attempt.began or ending is Ending.HAND_BACK:
+        elif not attempt.began:
             self._release([attempt], unstarted=True)
         elif ending not in {None, Ending.TIMEOUT} and not claim.at_most_once:
             self._release([attempt], unstarted=False)

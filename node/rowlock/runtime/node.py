@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 TURN_SECONDS_MAX: Final = 0.2
 """The longest sleep of the main loop."""
+HOUSEKEEPING_SECONDS: Final = 0.02
+"""How often to look for what no message brings about."""
 LEAVE_SECONDS_MAX: Final = 5.0
 """How long a drained node waits for the database to take its last writes."""
 
@@ -89,6 +91,7 @@ class Node:
         self._on_progress = on_progress
         self._on_registered = on_registered
         self._signals = 0
+        self._housekeeping_at = 0.0
         self._fatal: Exception | None = None
         self._leaving = False
         self._left = False
@@ -221,6 +224,7 @@ class Node:
     def _handled_signals(self) -> Generator[None]:
         def handle(_signum: int, _frame: FrameType | None) -> None:
             self._signals += 1
+            self._housekeeping_at = 0.0
             self._mailbox.wake()
 
         before = {
@@ -248,10 +252,23 @@ class Node:
         wait = TURN_SECONDS_MAX if due is None else min(TURN_SECONDS_MAX, max(0.0, due - now))
         for key, _ in self._selector.select(wait):
             executor: Executor[Any] | None = key.data
-            if executor is not None and not isinstance(key.fileobj, int):  # no exit descriptor
+            if executor is None:
+                self._mailbox.deliver()
+            elif isinstance(key.fileobj, int):  # the descriptor of its exit
+                self._housekeeping_at = 0.0
+            else:
                 self._pool.receive(executor)
-        self._mailbox.deliver()
         now = self._turned_at = time.monotonic()
+        if now >= self._housekeeping_at:
+            self._keep_house(now)
+        self.attempts.turn(now)
+        self.masters.turn(now)
+        self._pool.flush()
+        self._leave_if_done(now)
+
+    def _keep_house(self, now: float) -> None:
+        """What no message brings about; apart, because a busy node turns thousands of times a second."""
+        self._housekeeping_at = now + HOUSEKEEPING_SECONDS
         self._obey_signals()
         self._pool.turn(now)
         self._guard_watchdog()
@@ -259,12 +276,8 @@ class Node:
         self.host.work.end_stuck(now)
         self._carry_over(now)
         self._mind_the_lease(now)
-        self.attempts.turn(now)
-        self.masters.turn(now)
         self._watch.turn(now, self._compare)
-        self._pool.flush()
         self._publish_if_due()
-        self._leave_if_done(now)
 
     def _obey_signals(self) -> None:
         if self._signals == 1 and not self.host.draining:
