@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
@@ -35,7 +35,9 @@ def test_eight_claimers_never_get_the_same_partition(scene: Scene) -> None:
                 taken.extend((nodes[n], claim) for claim in claims)
             return taken
 
-        all_taken = [one for share in at_once(*(lambda n=n: take(n) for n in range(8))) for one in share]  # type: ignore[misc]
+        all_taken = [
+            one for share in at_once(*(lambda n=n: take(n) for n in range(8))) for one in share
+        ]
 
         assert Counter(claim.key for _, claim in all_taken) == Counter(f"p{n}" for n in range(30))
         owners = {claim.id: (node, claim.token) for node, claim in all_taken}
@@ -195,8 +197,10 @@ def test_what_gets_a_slot_is_started_and_the_rest_is_kept_ready(scene: Scene) ->
     claims = scene.claim(scene.a_node(), slots=2, prefetch=2)
 
     assert {claim.key: claim.started for claim in claims} == {
-        **{"a": True, "b": True},
-        **{"c": False, "d": False},
+        "a": True,
+        "b": True,
+        "c": False,
+        "d": False,
     }
     for claim in claims:
         assert (scene.partition(claim).started_at is not None) is claim.started
@@ -393,7 +397,7 @@ def test_a_completion_comes_before_the_claim_in_one_statement(scene: Scene) -> N
 
 
 @contextmanager
-def plans(scene: Scene) -> Iterator[list[str]]:
+def plans(scene: Scene) -> Generator[list[str]]:
     """The plans of the statements inside the functions that run in the block."""
     connection = scene.admin
     connection.execute("LOAD 'auto_explain'")
@@ -502,9 +506,7 @@ def test_what_a_holder_writes_finds_its_rows_by_id(alone: Scene) -> None:
         alone.admin.execute(
             "SELECT rowlock.fail(%s, %s, %s, '{}', 'retry', 0)", [node, ids[3], tokens[3]]
         )
-        alone.admin.execute(
-            "SELECT rowlock.checkpoint(%s, %s, %s, '1')", [node, ids[4], tokens[4]]
-        )
+        alone.admin.execute("SELECT rowlock.checkpoint(%s, %s, %s, '1')", [node, ids[4], tokens[4]])
         with alone.admin.transaction():
             opened = "SELECT rowlock.fence_open(%s, %s) AS id"
             fence = alone.one(opened, ids[5], tokens[5]).id

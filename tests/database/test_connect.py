@@ -7,10 +7,11 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from rowlock.db.connect import connect, describe, shut
@@ -18,7 +19,7 @@ from rowlock.errors import RowlockError, Unavailable, UsageError
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
-PASSWORD = "s3cr3t%/word"  # noqa: S105: what must not be shown
+PASSWORD = "s3cr3t%/word"  # what must not be shown
 
 
 @pytest.fixture
@@ -109,21 +110,23 @@ def test_a_failed_login_leaves_no_connection_behind(database: Database) -> None:
     with database.connect() as admin:
         login = database.cluster.login("rowlock_reader")
         admin.execute(
-            psycopg.sql.SQL("ALTER ROLE {} IN DATABASE {} SET default_transaction_read_only = on").format(
-                psycopg.sql.Identifier(login), psycopg.sql.Identifier(database.name)
+            sql.SQL("ALTER ROLE {} IN DATABASE {} SET default_transaction_read_only = on").format(
+                sql.Identifier(login), sql.Identifier(database.name)
             )
         )
         assert "read-only" in shown(database.dsn_as("rowlock_reader"))
         wait_until(
-            lambda: admin.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE usename = %s", [login]
-            ).fetchone()
-            == (0,),
+            lambda: (
+                admin.execute(
+                    "SELECT count(*) FROM pg_stat_activity WHERE usename = %s", [login]
+                ).fetchone()
+                == (0,)
+            ),
             what="the refused connection to be gone",
         )
         admin.execute(
-            psycopg.sql.SQL("ALTER ROLE {} IN DATABASE {} RESET ALL").format(
-                psycopg.sql.Identifier(login), psycopg.sql.Identifier(database.name)
+            sql.SQL("ALTER ROLE {} IN DATABASE {} RESET ALL").format(
+                sql.Identifier(login), sql.Identifier(database.name)
             )
         )
 
@@ -175,9 +178,11 @@ def test_an_idle_transaction_is_ended_by_the_server(database: Database) -> None:
         db.execute("BEGIN")
         with database.connect() as admin:
             wait_until(
-                lambda: not admin.execute(
-                    "SELECT FROM pg_stat_activity WHERE pid = %s", [db.info.backend_pid]
-                ).fetchall(),
+                lambda: (
+                    not admin.execute(
+                        "SELECT FROM pg_stat_activity WHERE pid = %s", [db.info.backend_pid]
+                    ).fetchall()
+                ),
                 what="the server to end the session",
             )
         with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
@@ -188,7 +193,7 @@ def test_an_idle_transaction_is_ended_by_the_server(database: Database) -> None:
 
 
 @contextlib.contextmanager
-def frozen(pid: int) -> Iterator[None]:
+def frozen(pid: int) -> Generator[None]:
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -196,9 +201,9 @@ def frozen(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_shut_frees_a_thread_that_waits_for_a_frozen_server(private_database: Database) -> None:
+def test_shut_frees_a_thread_that_waits_for_a_frozen_server(database: Database) -> None:
     """statement_timeout is the server's, keepalives are answered by its kernel: neither helps."""
-    connection = connect(private_database.dsn, application_name="test")
+    connection = connect(database.dsn, application_name="test")
     ended: list[BaseException] = []
 
     def wait() -> None:

@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import pytest
 
+from rowlock.protocol.model import Claim
 from tests.support.builders import AT_MOST_ONCE, Scene, a_policy
 
 
@@ -12,13 +13,14 @@ def test_a_failure_is_tried_again_until_max_attempts(scene: Scene) -> None:
     run = scene.an_execution(1, policy=a_policy(max_attempts=3))
     node = scene.a_node()
 
-    answers = []
+    claims: list[Claim] = []
+    answers: list[str] = []
     for _ in range(3):
-        (claim,) = scene.claim(node)
-        answers.append(scene.fail(node, claim))
+        claims += scene.claim(node)
+        answers.append(scene.fail(node, claims[-1]))
 
     assert answers == ["retry", "retry", "failed"]
-    row = scene.partition(claim)
+    row = scene.partition(claims[0])
     assert (row.status, row.failures, row.claims, row.assigned_node) == ("FAILED", 3, 3, node)
     assert row.last_error == {"type": "Boom", "message": "it broke", "attempt": 3}
     assert scene.counted(run) == (0, 1, 0)
@@ -114,11 +116,10 @@ def test_later_costs_no_failure(scene: Scene) -> None:
     scene.an_execution(1, policy=a_policy(max_attempts=1))
     node = scene.a_node()
 
-    for _ in range(4):
+    for attempt in range(1, 5):
         (claim,) = scene.claim(node)
+        assert (claim.claims, claim.failures) == (attempt, 0)
         assert scene.fail(node, claim, "later") == "retry"
-
-    assert (scene.partition(claim).failures, scene.partition(claim).claims) == (0, 4)
 
 
 @pytest.mark.parametrize("kind", ["retry", "never", "unknown", "later"])
@@ -178,9 +179,9 @@ def test_a_failure_of_a_claim_that_is_gone_is_lost(scene: Scene) -> None:
     assert scene.fail(node, claim) == "lost"
     assert scene.complete(node, again) == ["completed"]
     assert scene.fail(node, again) == "completed"
-    assert scene.store.fail(
-        node, 2**40, uuid4(), error="{}", kind="retry", delay_seconds=0
-    ) == "lost"
+    assert (
+        scene.store.fail(node, 2**40, uuid4(), error="{}", kind="retry", delay_seconds=0) == "lost"
+    )
 
 
 def test_an_unreachable_node_may_fail(scene: Scene) -> None:

@@ -1,6 +1,6 @@
 """The fence of ctx.transaction(): business rows stand only under a claim that stands (G3, G6)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
@@ -20,8 +20,10 @@ Work = psycopg.Connection[Any]
 
 
 @pytest.fixture
-def work(scene: Scene) -> Iterator[Work]:
-    scene.admin.execute("CREATE TABLE IF NOT EXISTS public.ledger (id bigserial, what text NOT NULL)")
+def work(scene: Scene) -> Generator[Work]:
+    scene.admin.execute(
+        "CREATE TABLE IF NOT EXISTS public.ledger (id bigserial, what text NOT NULL)"
+    )
     scene.admin.execute("GRANT SELECT, INSERT, DELETE ON public.ledger TO PUBLIC")
     scene.admin.execute("GRANT USAGE ON SEQUENCE public.ledger_id_seq TO PUBLIC")
     with scene.database.connect(role="rowlock_node") as connection:
@@ -40,7 +42,7 @@ def write(work: Work, scene: Scene) -> None:
 
 def open_(work: Work, claim: Claim) -> int:
     work.execute("BEGIN READ WRITE")
-    return value(work, "SELECT rowlock.fence_open(%s, %s)", claim.id, claim.token)
+    return int(value(work, "SELECT rowlock.fence_open(%s, %s)", claim.id, claim.token))
 
 
 def arm(work: Work, fence: int, kind: str, body: str | None = "1") -> bool:
@@ -54,7 +56,7 @@ def value(work: Work, query: LiteralString, *parameters: object) -> Any:
 
 
 @contextmanager
-def refused(state: str) -> Iterator[None]:
+def refused(state: str) -> Generator[None]:
     with pytest.raises(psycopg.Error) as caught:
         yield
     assert caught.value.sqlstate == state, caught.value
@@ -313,7 +315,9 @@ def test_what_an_author_may_try_keeps_nothing(scene: Scene, work: Work, attack: 
 def test_even_a_superuser_does_not_commit_past_the_fence_by_accident(scene: Scene) -> None:
     """Demonstrations use one login for everything: what is a matter of rights elsewhere."""
     _, claim = scene.a_claim()
-    scene.admin.execute("CREATE TABLE IF NOT EXISTS public.ledger (id bigserial, what text NOT NULL)")
+    scene.admin.execute(
+        "CREATE TABLE IF NOT EXISTS public.ledger (id bigserial, what text NOT NULL)"
+    )
     for statement in (
         "DELETE FROM rowlock.batch_fences",
         "SET LOCAL session_replication_role = replica",

@@ -3,7 +3,6 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from uuid import UUID, uuid4
@@ -63,7 +62,7 @@ def test_of_eight_racing_nodes_one_becomes_master(scene: Scene) -> None:
         def adopt(n: int, target: UUID | None = target) -> Mastership | None:
             return stores[n].adopt(nodes[n], target)
 
-        taken = at_once(*(lambda n=n: adopt(n) for n in range(8)))  # type: ignore[misc]
+        taken = at_once(*(lambda n=n: adopt(n) for n in range(8)))
 
         winners = [node for node, one in zip(nodes, taken, strict=True) if one is not None]
         assert len(winners) == 1
@@ -81,7 +80,7 @@ def test_of_eight_racing_heirs_one_takes_over(scene: Scene) -> None:
         def adopt(n: int, run: Run = run) -> Mastership | None:
             return stores[n].adopt(nodes[n], run.id)
 
-        taken = at_once(*(lambda n=n: adopt(n) for n in range(8)))  # type: ignore[misc]
+        taken = at_once(*(lambda n=n: adopt(n) for n in range(8)))
 
         assert [one.epoch for one in taken if one is not None] == [2]
         assert scene.events(run).count("master_took_over") == 1
@@ -226,7 +225,10 @@ def test_a_master_superseded_while_it_waits_changes_nothing(scene: Scene) -> Non
     instance = "SELECT FROM rowlock.batch_instances WHERE instance_key = %s FOR UPDATE"
 
     with scene.held(instance, old.instance) as holder:
-        look: Callable[[Store], str] = lambda s: s.advance(old.master, old.id, old.epoch).status  # noqa: E731
+
+        def look(store: Store) -> str:
+            return store.advance(old.master, old.id, old.epoch).status
+
         with scene.started(waiting, look) as seen:
             new = superseded(scene, old)
             holder.rollback()
@@ -371,9 +373,7 @@ def test_an_execution_ends_when_everything_is_accounted_for(scene: Scene) -> Non
 def test_nothing_ends_over_work_that_may_still_run(scene: Scene, left: str) -> None:
     run = scene.an_execution(1, policy=a_policy(max_attempts=1 if left == "suspect" else 3))
     node = scene.a_node()
-    (claim,) = (
-        scene.claim(node, slots=0, prefetch=1) if left == "prefetched" else scene.claim(node)
-    )
+    (claim,) = scene.claim(node, slots=0, prefetch=1) if left == "prefetched" else scene.claim(node)
     if left == "delayed":
         scene.fail(node, claim, delay_seconds=3600)
     elif left == "suspect":
@@ -402,7 +402,7 @@ def test_the_last_two_completions_at_once_end_it_exactly_once(scene: Scene) -> N
 
 
 @pytest.mark.parametrize(
-    ("max_failed", "failures", "outcome"),
+    "max_failed, failures, outcome",
     [
         (None, 0, "COMPLETED"),
         (None, 1, "FAILED"),
@@ -565,7 +565,7 @@ def test_cancel_of_what_is_over_changes_nothing(scene: Scene, outcome: str) -> N
     run = scene.an_execution(0 if outcome == "completed" else 1)
     if outcome == "failed":
         node = scene.a_node()
-        scene.fail(node, *scene.claim(node), "never")
+        scene.a_failure(node)
     scene.advance(run)
     before = scene.execution(run)
 
@@ -667,27 +667,30 @@ def test_a_cancel_does_not_wait_for_a_gap_between_claims(scene: Scene) -> None:
 
 def test_no_claim_commits_after_a_cancel(scene: Scene) -> None:
     """Each claim returned either commits before the cancel does, or there is none."""
-    seed = a_seed()
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(a_seed())
     stores = [scene.a_store() for _ in range(4)]
     nodes = [scene.a_node() for _ in stores]
     for _ in range(20):
         run = scene.an_execution(60, delivery=rng.choice([AT_MOST_ONCE, "AT_LEAST_ONCE"]))
         taken: list[int] = []
+        at_the_cancel: list[int] = []
         until = rng.randrange(40)
 
         def work(n: int, taken: list[int] = taken) -> None:
             while claims := scene.claim(nodes[n], slots=2, store=stores[n], seed=n):
                 taken.extend(claim.id for claim in claims)
 
-        def cancel(run: Run = run, taken: list[int] = taken, until: int = until) -> None:
+        def cancel(
+            run: Run = run,
+            taken: list[int] = taken,
+            until: int = until,
+            at_the_cancel: list[int] = at_the_cancel,
+        ) -> None:
             wait_until(lambda: len(taken) >= until, what="some claims")
             scene.store.cancel(run.id, "alice", None)
             at_the_cancel.append(scene.statuses(run).count("CLAIMED"))
 
-        at_the_cancel: list[int] = []
-        at_once(cancel, *(lambda n=n: work(n) for n in range(4)))  # type: ignore[misc]
+        at_once(cancel, *(lambda n=n: work(n) for n in range(4)))
 
         assert [len(taken)] == at_the_cancel
         assert scene.statuses(run).count("CLAIMED") == len(taken)

@@ -5,6 +5,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from rowlock.db.store import Store
+from rowlock.protocol.model import Claim
 from tests.support.builders import AT_MOST_ONCE, Scene, a_policy, at_once
 
 # -- beats -------------------------------------------------------------------------------------
@@ -155,8 +156,8 @@ def test_of_many_observers_one_marks_and_one_removes(scene: Scene) -> None:
         def remove(store: Store, node: UUID = node, beat: int = beat) -> tuple[bool, int, int]:
             return store.remove_node(uuid4(), node, beat)
 
-        marked = at_once(*(lambda s=s: mark(s) for s in stores))  # type: ignore[misc]
-        removed = at_once(*(lambda s=s: remove(s) for s in stores))  # type: ignore[misc]
+        marked = at_once(*(lambda s=s: mark(s) for s in stores))
+        removed = at_once(*(lambda s=s: remove(s) for s in stores))
 
         assert marked.count(True) == 1
         assert sorted(done for done, _, _ in removed) == [False, False, False, True]
@@ -322,7 +323,7 @@ def test_two_passes_that_meet_share_the_work_without_waiting(alone: Scene) -> No
         lock.__exit__(None, None, None)
     stores = [alone.a_store() for _ in range(4)]
 
-    shares = at_once(*(lambda s=s: s.recover(uuid4()) for s in stores))  # type: ignore[misc]
+    shares = at_once(*(lambda s=s: s.recover(uuid4()) for s in stores))
 
     assert sum(failed for _, failed in shares) == 18
     assert all(alone.counted(run) == (0, 6, 0) for run in runs)
@@ -334,15 +335,16 @@ def test_two_passes_that_meet_share_the_work_without_waiting(alone: Scene) -> No
 def test_a_partition_that_kills_every_node_fails_after_max_attempts(scene: Scene) -> None:
     run = scene.an_execution(["poison"], policy=a_policy(max_attempts=3))
 
-    seen = []
+    seen: list[Claim] = []
     for _ in range(3):
         node = scene.a_node()
-        (claim,) = scene.claim(node, idle=True)
-        seen.append((claim.failures, claim.lost, claim.alone))
+        seen += scene.claim(node, idle=True)
         scene.remove(node)
 
-    assert seen == [(0, 0, False), (1, 1, False), (2, 2, True)]
-    row = scene.partition(claim)
+    assert [(claim.failures, claim.lost, claim.alone) for claim in seen] == [
+        *((0, 0, False), (1, 1, False), (2, 2, True)),
+    ]
+    row = scene.partition(seen[0])
     assert (row.status, row.failures, row.lost) == ("FAILED", 3, 3)
     assert (row.last_error["type"], row.last_error["outcome"]) == ("NodeLost", "poison")
     assert scene.counted(run) == (0, 1, 0)
@@ -383,14 +385,14 @@ def test_a_neighbour_is_never_failed_by_a_lost_node_while_it_was_not_alone(scene
 
 
 def test_with_one_attempt_a_second_loss_fails_because_it_was_alone(scene: Scene) -> None:
-    scene.an_execution(1, policy=a_policy(max_attempts=1))
+    run = scene.an_execution(1, policy=a_policy(max_attempts=1))
     for alone in (False, True):
         node = scene.a_node()
         (claim,) = scene.claim(node, idle=True)
         assert claim.alone is alone
         scene.remove(node)
 
-    assert scene.partition(claim).status == "FAILED"
+    assert scene.statuses(run) == ["FAILED"]
 
 
 def test_a_prefetched_partition_is_lost_without_a_failure(scene: Scene) -> None:

@@ -73,7 +73,7 @@ def test_an_instance_that_is_over_is_refused_with_its_state(scene: Scene, outcom
     run = scene.an_execution(0 if outcome == "completed" else 1, instance="a")
     if outcome == "failed":
         node = scene.a_node()
-        scene.fail(node, *scene.claim(node), "never")
+        scene.a_failure(node)
     elif outcome == "cancelled":
         scene.store.cancel(run.id, "test", None)
     scene.advance(run)
@@ -90,7 +90,7 @@ def test_of_twenty_racing_launchers_one_wins(scene: Scene) -> None:
             key = f"{scene.job}/{round_}" + ("" if shared_key else f"/{n}")
             return request(scene, instance=f"i{round_}", launch_key=key, store=stores[n])
 
-        answers = at_once(*(lambda n=n: launch(n) for n in range(20)))  # type: ignore[misc]
+        answers = at_once(*(lambda n=n: launch(n) for n in range(20)))
 
         assert len({id_ for id_, _ in answers}) == 1
         outcomes = sorted(outcome for _, outcome in answers)

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from rowlock.db.migrate import migrate
 from tests.support.builders import Scene
@@ -137,7 +138,9 @@ def test_a_function_made_later_is_nobodys(scene: Scene) -> None:
         scene.admin.execute(
             "CREATE FUNCTION rowlock.later() RETURNS integer LANGUAGE sql AS 'SELECT 1'"
         )
-        may = scene.one("SELECT has_function_privilege('public', 'rowlock.later()', 'EXECUTE') AS it")
+        may = scene.one(
+            "SELECT has_function_privilege('public', 'rowlock.later()', 'EXECUTE') AS it"
+        )
     assert may.it is False
 
 
@@ -220,28 +223,28 @@ def test_the_operator_requests_cancels_and_reads(scene: Scene) -> None:
             "cancelled",
         )
         for view in ("nodes", "executions", "partitions", "events", "jobs", "starts"):
-            query = psycopg.sql.SQL("SELECT count(*) FROM rowlock.{}")
-            db.execute(query.format(psycopg.sql.Identifier(view)))
+            query = sql.SQL("SELECT count(*) FROM rowlock.{}")
+            db.execute(query.format(sql.Identifier(view)))
 
 
 def test_what_stands_in_front_of_our_objects_is_not_taken_for_them(alone: Scene) -> None:
     """A login with every chance to shadow: temporary tables, functions, operators, its search_path."""
     node, claim = alone.a_claim()
     login = alone.database.cluster.login("rowlock_node")
-    name = psycopg.sql.Identifier
+    name = sql.Identifier
     alone.admin.execute(
-        psycopg.sql.SQL("GRANT TEMPORARY, CREATE ON DATABASE {} TO {}").format(
+        sql.SQL("GRANT TEMPORARY, CREATE ON DATABASE {} TO {}").format(
             name(alone.database.name), name(login)
         )
     )
-    alone.admin.execute(psycopg.sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(name(login)))
+    alone.admin.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(name(login)))
 
     with alone.database.connect(role="rowlock_node") as db:
         db.execute("CREATE SCHEMA front")
         db.execute("CREATE TABLE public.stolen (what text)")
         for table in ("batch_nodes", "batch_partitions", "batch_job_coordination", "batch_events"):
             for schema in ("pg_temp", "front"):
-                make = psycopg.sql.SQL("CREATE TABLE {}.{} (LIKE rowlock.nodes)")
+                make = sql.SQL("CREATE TABLE {}.{} (LIKE rowlock.nodes)")
                 db.execute(make.format(name(schema), name(table)))
         for schema in ("pg_temp", "front", "public"):
             for function in (
@@ -253,21 +256,23 @@ def test_what_stands_in_front_of_our_objects_is_not_taken_for_them(alone: Scene)
                 "coalesce_(text) RETURNS text",
             ):
                 db.execute(
-                    psycopg.sql.SQL(
+                    sql.SQL(
                         "CREATE FUNCTION {}.{} LANGUAGE plpgsql AS $$ BEGIN"
                         " INSERT INTO public.stolen VALUES (current_user); RETURN NULL; END $$"
-                    ).format(name(schema), psycopg.sql.SQL(function))
+                    ).format(name(schema), sql.SQL(function))
                     if "void" not in function
-                    else psycopg.sql.SQL(
+                    else sql.SQL(
                         "CREATE FUNCTION {}.{} LANGUAGE plpgsql AS $$ BEGIN"
                         " INSERT INTO public.stolen VALUES (current_user); END $$"
-                    ).format(name(schema), psycopg.sql.SQL(function))
+                    ).format(name(schema), sql.SQL(function))
                 )
         db.execute(
             "CREATE FUNCTION front.same(uuid, uuid) RETURNS boolean LANGUAGE plpgsql AS"
             " $$ BEGIN INSERT INTO public.stolen VALUES (current_user); RETURN true; END $$"
         )
-        db.execute("CREATE OPERATOR front.= (LEFTARG = uuid, RIGHTARG = uuid, FUNCTION = front.same)")
+        db.execute(
+            "CREATE OPERATOR front.= (LEFTARG = uuid, RIGHTARG = uuid, FUNCTION = front.same)"
+        )
         db.execute("SET search_path = pg_temp, front, public, pg_catalog, rowlock")
 
         db.execute("SELECT rowlock.beat(%s, 1, false, '[]', '{}')", [node])

@@ -25,13 +25,17 @@ from tests.support.builders import AT_MOST_ONCE, Scene, a_policy
 
 BROKEN: dict[str, tuple[LiteralString, str]] = {
     "a claim without an owner": (
-        "UPDATE rowlock.batch_partitions SET status = 'CLAIMED', claim_token = gen_random_uuid(),"
-        " claimed_at = now()",
+        (
+            "UPDATE rowlock.batch_partitions SET status = 'CLAIMED', claim_token = gen_random_uuid(),"
+            " claimed_at = now()"
+        ),
         "claimed_rows_have_an_owner",
     ),
     "a claim without a token": (
-        "UPDATE rowlock.batch_partitions SET status = 'CLAIMED', assigned_node = gen_random_uuid(),"
-        " claimed_at = now()",
+        (
+            "UPDATE rowlock.batch_partitions SET status = 'CLAIMED', assigned_node = gen_random_uuid(),"
+            " claimed_at = now()"
+        ),
         "claimed_rows_have_an_owner",
     ),
     "an end without a time": (
@@ -107,8 +111,10 @@ BROKEN: dict[str, tuple[LiteralString, str]] = {
         "batch_instances_state_check",
     ),
     "a chunk of a plan with a slice too few": (
-        "INSERT INTO rowlock.batch_staging VALUES"
-        " (gen_random_uuid(), 1, 0, ARRAY['a', 'b'], ARRAY['1'::jsonb], ARRAY[0, 0])",
+        (
+            "INSERT INTO rowlock.batch_staging VALUES"
+            " (gen_random_uuid(), 1, 0, ARRAY['a', 'b'], ARRAY['1'::jsonb], ARRAY[0, 0])"
+        ),
         "chunks_are_parallel",
     ),
     "a fence around nothing": (
@@ -174,21 +180,19 @@ def values_of_check(scene: Scene, constraint: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "table"),
+    "kind, table",
     [
         (NodeStatus, "batch_nodes"),
         (PartitionStatus, "batch_partitions"),
         (ExecutionStatus, "batch_job_coordination"),
     ],
 )
-def test_enum_and_check_name_the_same_states(
-    scene: Scene, kind: type[StrEnum], table: str
-) -> None:
+def test_enum_and_check_name_the_same_states(scene: Scene, kind: type[StrEnum], table: str) -> None:
     assert values_of_check(scene, f"{table}_status_check") == {one.value for one in kind}
 
 
 @pytest.mark.parametrize(
-    ("kind", "moves"),
+    "kind, moves",
     [
         (NodeStatus, NODE_MOVES),
         (PartitionStatus, PARTITION_MOVES),
@@ -203,11 +207,11 @@ def test_the_table_of_moves_speaks_of_every_state(
 
 
 def test_terminal_states_are_those_that_say_when_they_ended(scene: Scene) -> None:
-    for constraint, moves in (
-        ("terminal_rows_say_when", PARTITION_MOVES),
-        ("ended_executions_say_when", EXECUTION_MOVES),
-    ):
-        assert values_of_check(scene, constraint) == states.terminal(moves)
+    partitions = values_of_check(scene, "terminal_rows_say_when")
+    executions = values_of_check(scene, "ended_executions_say_when")
+
+    assert partitions == states.terminal(PARTITION_MOVES)
+    assert executions == states.terminal(EXECUTION_MOVES)
     assert states.terminal(NODE_MOVES) == {NodeStatus.REMOVED}
 
 
@@ -262,10 +266,10 @@ def test_every_legal_move_is_made_by_some_function_and_no_other(alone: Scene) ->
     alone.store.fail_plan(run.master, run.id, run.epoch, "Test", "no plan")
     assert alone.advance(alone.an_execution(0)) == "COMPLETED"
     run = alone.an_execution(1)
-    alone.fail(returns, *alone.claim(returns), "never")
+    alone.a_failure(returns)
     assert alone.advance(run) == "FAILED"
     run = alone.an_execution(2, policy=a_policy(max_failed=0))
-    alone.fail(returns, *alone.claim(returns), "never")
+    alone.a_failure(returns)
     while alone.advance(run) != "FAILED":
         pass
 

@@ -7,9 +7,10 @@ the role rowlock_node, as real nodes do, and looks at the rows as superuser.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,7 +194,9 @@ class Scene:
         """
         run = self.a_plan_being_made(**request)
         keys = (
-            [f"p{n}" for n in range(partitions)] if isinstance(partitions, int) else list(partitions)
+            [f"p{n}" for n in range(partitions)]
+            if isinstance(partitions, int)
+            else list(partitions)
         )
         self.stage(run, keys, weights=weights)
         sealed = self.store.seal(run.id, run.epoch, FIRST_STEP, len(keys))
@@ -220,9 +223,7 @@ class Scene:
     def execution(self, run: Run | UUID) -> Any:  # Any: a row with the table's columns
         """The execution's row."""
         id_ = run.id if isinstance(run, Run) else run
-        return self.one(
-            "SELECT * FROM rowlock.batch_job_coordination WHERE execution_id = %s", id_
-        )
+        return self.one("SELECT * FROM rowlock.batch_job_coordination WHERE execution_id = %s", id_)
 
     # -- partitions ----------------------------------------------------------------------------
 
@@ -278,6 +279,12 @@ class Scene:
             delay_seconds=delay_seconds,
         )
 
+    def a_failure(self, node: UUID) -> Claim:
+        """Claim one partition and fail it for good."""
+        (claim,) = self.claim(node)
+        assert self.fail(node, claim, "never") == "failed"
+        return claim
+
     def release(self, node: UUID, *claims: Claim, unstarted: bool = False) -> list[str]:
         """Hand claims back; the answers in the order of the claims."""
         answers = self.store.release(
@@ -303,7 +310,8 @@ class Scene:
     def statuses(self, run: Run) -> list[str]:
         """The states of an execution's partitions, in the order of the plan."""
         rows = self.all(
-            "SELECT status FROM rowlock.batch_partitions WHERE execution_id = %s ORDER BY id", run.id
+            "SELECT status FROM rowlock.batch_partitions WHERE execution_id = %s ORDER BY id",
+            run.id,
         )
         return [row.status for row in rows]
 
@@ -346,14 +354,14 @@ class Scene:
             run.id,
         )
         rows = self.statuses(run)
-        recount = tuple(rows.count(one) for one in ("COMPLETED", "FAILED", "CANCELLED"))
+        recount = rows.count("COMPLETED"), rows.count("FAILED"), rows.count("CANCELLED")
         assert tuple(sums) == recount, f"counters say {tuple(sums)}, rows {recount}"
         return recount
 
     # -- time and concurrency ------------------------------------------------------------------
 
     @contextmanager
-    def held(self, query: LiteralString, *parameters: Any) -> Iterator[psycopg.Connection[Any]]:
+    def held(self, query: LiteralString, *parameters: Any) -> Generator[psycopg.Connection[Any]]:
         """Run a statement in a transaction of somebody else, which stays open inside the block."""
         with psycopg.connect(self.database.dsn, row_factory=namedtuple_row) as other:
             other.execute(query, parameters or None)
@@ -369,14 +377,16 @@ class Scene:
         return bool(found)
 
     @contextmanager
-    def started(self, store: Store, call: Callable[[Store], T]) -> Iterator[Future[T]]:
+    def started(self, store: Store, call: Callable[[Store], T]) -> Generator[Future[T]]:
         """Start a call that waits for a lock, and enter the block once it does."""
         with ThreadPoolExecutor(1) as thread:
             future = thread.submit(call, store)
             wait_until(
                 lambda: future.done() or self.waiting(store), what="the call to wait for a lock"
             )
-            assert not future.done(), f"the call did not wait: {future.exception() or future.result()}"
+            assert not future.done(), (
+                f"the call did not wait: {future.exception() or future.result()}"
+            )
             yield future
             future.result(timeout=10)
 
@@ -403,6 +413,12 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
         return [future.result() for future in [threads.submit(run, call) for call in calls]]
 
 
-def a_seed() -> int:
-    """A seed for one test; print it, so that a failure can be looked at again."""
-    return random.SystemRandom().randrange(2**31)
+def a_seed(variable: str = "") -> int:
+    """A seed for one test, shown when the test fails.
+
+    Args:
+        variable: The environment variable that sets it, for a replay; none if empty.
+    """
+    seed = int(os.environ.get(variable) or random.SystemRandom().randrange(2**31))
+    print(f"seed {variable}={seed}" if variable else f"seed {seed}")  # noqa: T201  # pytest keeps it
+    return seed

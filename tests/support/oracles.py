@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, LiteralString
 
-import psycopg
+from psycopg import sql
 
 from tests.support.builders import Scene
 
@@ -44,10 +44,10 @@ def watch(scene: Scene) -> None:
     scene.admin.execute(_WATCH)
     for kind, table in TABLES.items():
         scene.admin.execute(
-            psycopg.sql.SQL(
+            sql.SQL(
                 "CREATE TRIGGER watch AFTER INSERT OR UPDATE ON rowlock.{}"
                 " FOR EACH ROW EXECUTE FUNCTION public.watch({})"
-            ).format(psycopg.sql.Identifier(table), psycopg.sql.Literal(kind))
+            ).format(sql.Identifier(table), sql.Literal(kind))
         )
 
 

@@ -194,12 +194,13 @@ BEGIN
                 SELECT DISTINCT p.execution_id FROM batch_partitions p
                 WHERE p.status = 'CLAIMED' AND p.assigned_node = p_owner))
             ORDER BY e.execution_id
-            FOR KEY SHARE SKIP LOCKED
+            FOR KEY SHARE SKIP LOCKED  -- guard: it cannot begin to end before its rows are PENDING
         ), verdicts AS (
             SELECT p.id, e.max_attempts, CASE
                 WHEN p.delivery = 'AT_MOST_ONCE'
                     THEN 'FAILED'  -- guard: a lost AT_MOST_ONCE start is never repeated
-                WHEN p.alone AND p.started_at IS NOT NULL AND p.failures + 1 >= e.max_attempts
+                WHEN p.alone  -- guard: the last loss is never a neighbour's fault
+                     AND p.started_at IS NOT NULL AND p.failures + 1 >= e.max_attempts
                     THEN 'FAILED'
                 WHEN e.status <> 'RUNNING'
                     THEN 'CANCELLED'  -- guard: nothing becomes PENDING in an execution that ends
@@ -270,6 +271,7 @@ BEGIN
         UNION
         SELECT DISTINCT p.assigned_node FROM batch_partitions p
         WHERE p.status = 'CLAIMED'
+          -- guard: only of owners that are gone
           AND NOT EXISTS (SELECT FROM batch_nodes n
                           WHERE n.node_id = p.assigned_node AND n.status <> 'REMOVED')
         ORDER BY 1  -- two passes that meet want the same counters: in the same order

@@ -89,7 +89,7 @@ BEGIN
         WHERE NOT e.stopping
           AND e.status = 'RUNNING'  -- guard: no claim in an execution that is ending
         ORDER BY e.execution_id
-        FOR KEY SHARE OF e SKIP LOCKED) y;  -- guard: no claim commits after a cancel
+        FOR KEY SHARE OF e SKIP LOCKED) y;  -- guard: whoever locks the execution sees this claim
     IF v_exec IS NULL THEN
         RETURN;
     END IF;

@@ -84,7 +84,8 @@ BEGIN
         RETURN;
     END IF;
     PERFORM FROM batch_nodes n
-    WHERE n.node_id = p_node AND n.status = 'ACTIVE' AND NOT n.draining
+    WHERE n.node_id = p_node AND n.status = 'ACTIVE'  -- guard: only an active node becomes master
+      AND NOT n.draining
     FOR KEY SHARE;
     IF NOT FOUND THEN
         RETURN;
@@ -120,7 +121,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 BEGIN
     UPDATE batch_job_coordination SET master_node = NULL, adopt_after = rowlock.now()
-    WHERE execution_id = p_execution AND master_node = p_node AND master_epoch = p_epoch
+    WHERE execution_id = p_execution AND master_node = p_node
+      AND master_epoch = p_epoch  -- guard: only the current mastership is given back
       AND ended_at IS NULL;
     IF FOUND THEN
         PERFORM rowlock._event('master_resigned', p_execution, NULL, p_node, 'node ' || p_node, NULL);
@@ -157,7 +159,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 BEGIN
     PERFORM FROM batch_job_coordination
-    WHERE execution_id = p_execution AND status = 'PLANNING'
+    WHERE execution_id = p_execution
+      AND status = 'PLANNING'  -- guard: nothing is added to a sealed plan
       AND master_epoch = p_epoch  -- guard: only the current master plans
     FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -475,7 +478,8 @@ BEGIN
     UPDATE batch_job_coordination e
     SET cancel_requested = true, stopping = true, failure_reason = 'Cancelled',
         failure_message = coalesce(p_reason, 'cancelled by ' || p_actor)
-    WHERE e.execution_id = p_execution AND e.ended_at IS NULL AND NOT e.cancel_requested;
+    WHERE e.execution_id = p_execution AND NOT e.cancel_requested
+      AND e.ended_at IS NULL;  -- guard: terminal states never change
     IF NOT FOUND THEN
         RETURN false;
     END IF;

@@ -27,7 +27,8 @@ DECLARE
 BEGIN
     -- Without a lock: a holder that freezes now stands in nobody's way. The trigger looks again.
     PERFORM FROM batch_partitions
-    WHERE id = p_partition AND claim_token = p_token AND status COLLATE "C" = 'CLAIMED';
+    WHERE id = p_partition AND claim_token = p_token  -- guard: only the claim that was taken
+      AND status COLLATE "C" = 'CLAIMED';
     IF NOT FOUND THEN
         RAISE EXCEPTION 'the claim on partition % is gone', p_partition USING ERRCODE = 'RL002';
     END IF;
@@ -60,7 +61,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 BEGIN
     UPDATE batch_fences SET armed = p_kind, body = p_body
-    WHERE fence_id = p_fence AND (p_kind = 'finish') = (execution_id IS NOT NULL);
+    WHERE fence_id = p_fence
+      AND (p_kind = 'finish') = (execution_id IS NOT NULL);  -- guard: a fence is armed for what it guards
     RETURN FOUND;
 END
 $$;
@@ -95,7 +97,7 @@ BEGIN
         ended_at = CASE v_fence.armed WHEN 'completion' THEN rowlock.now() END
     WHERE p.id = v_fence.partition_id
       AND p.claim_token = v_fence.claim_token  -- guard: business rows only of the claim that was taken
-      AND p.status COLLATE "C" = 'CLAIMED'
+      AND p.status COLLATE "C" = 'CLAIMED'  -- guard: terminal states never change
     RETURNING p.* INTO v_row;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'the claim on partition % is gone', v_fence.partition_id USING ERRCODE = 'RL002';
