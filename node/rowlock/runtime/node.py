@@ -24,7 +24,7 @@ from uuid import UUID
 import rowlock
 from rowlock.db.migrate import check
 from rowlock.db.store import Store
-from rowlock.errors import RowlockError
+from rowlock.errors import RowlockError, Unavailable
 from rowlock.protocol.model import Progress
 from rowlock.registry import Registry
 from rowlock.runtime import processes
@@ -358,6 +358,8 @@ class Node:
         def run(store: Store) -> int | RowlockError:
             try:
                 check(store.connection)
+            except Unavailable:
+                raise  # an outage of all times just now: repeated like any other operation
             except RowlockError as error:
                 return error
             sent = boottime_ns()
@@ -426,8 +428,10 @@ class Node:
             return
         self._looked_at = time.monotonic()
         self._watch.look(look)
-        self.attempts.claimable = self.attempts.claimable or answer.claimable
-        self.masters.adoptable = answer.adoptable
+        # Never back to false: the answer may be older than a notification that came before it.
+        if answer.claimable:
+            self.attempts.notice_work()
+        self.masters.adoptable = self.masters.adoptable or answer.adoptable
         if answer.ended:
             self.attempts.executions_ended(answer.ended, self._looked_at)
             self.masters.executions_ended(answer.ended)
@@ -454,7 +458,7 @@ class Node:
 
     def _notified(self, payload: str) -> None:
         if payload == "work":
-            self.attempts.claimable = True
+            self.attempts.notice_work()
         elif payload == "adopt":
             self.masters.adoptable = True
         elif payload == "control":

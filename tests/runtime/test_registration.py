@@ -1,0 +1,53 @@
+"""A node registers as soon as the database lets it, and ends only for what no waiting can mend."""
+
+from typing import Any
+
+import pytest
+
+from rowlock.errors import SchemaMismatch, Unavailable
+from rowlock.registry import Registry
+from rowlock.runtime import node as node_module
+from rowlock.runtime.node import Node, NodeOptions
+from rowlock.settings import Settings
+from tests.support.postgres import Database
+
+
+def run_a_node(database: Database) -> int:
+    """Run a node that leaves as soon as it is registered; how often it was registered."""
+    registered: list[None] = []
+
+    def leave() -> None:
+        registered.append(None)
+        node.drain()
+
+    settings = Settings(
+        dsn=database.dsn,
+        beat_seconds=0.1,
+        unreachable_seconds=0.5,
+        removal_grace_seconds=0.5,
+        lease_margin_seconds=0.2,
+    )
+    node = Node(settings, Registry(), NodeOptions(name="n"), on_registered=leave)
+    node.run()
+    return len(registered)
+
+
+def test_an_outage_in_the_middle_of_registering_is_waited_out(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Any] = []
+
+    def check_and_fail_once(connection: Any) -> None:
+        looks.append(connection)
+        if len(looks) == 1:
+            raise Unavailable("the connection to the database was lost")
+
+    monkeypatch.setattr(node_module, "check", check_and_fail_once)
+
+    assert run_a_node(database) == 1
+    assert len(looks) == 2
+
+
+def test_a_schema_that_does_not_fit_ends_the_node(empty_database: Database) -> None:
+    with pytest.raises(SchemaMismatch, match="run rowlock migrate"):
+        run_a_node(empty_database)
