@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,6 @@ from rowlock.runtime.children import Children
 JOBS: Final = "rowlock.demo.jobs"
 LEAVE_SECONDS: Final = 4.0
 """How long nodes may take to leave before they are killed."""
-LOG_LINES: Final = 20
 
 
 class NodeDied(RowlockError):
@@ -140,16 +139,12 @@ class Crew:
     def fenced_writes(self) -> int:
         """How many writes the nodes report that came too late and were refused."""
         said = '"event": "write_fenced"'
-        return sum(log.read_text(errors="replace").count(said) for log in self._logs())
+        return sum(log.read_text(errors="replace").count(said) for log in self.logs.values())
 
-    def log_tails(self) -> Iterator[str]:
-        """The last lines of each node's log, for finding out what went wrong."""
-        for log in self._logs():
-            yield f"-- {log.stem}"
-            yield from log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-
-    def _logs(self) -> list[Path]:
-        return [node.log for node in self._nodes.values()]
+    @property
+    def logs(self) -> dict[str, Path]:
+        """The logs of the nodes, by name."""
+        return {node.name: node.log for node in self._nodes.values()}
 
 
 def _last_words(log: Path) -> str:

@@ -27,6 +27,7 @@ class Claimed:
     key: str
     attempt: int
     started: bool
+    """It had its slot when it was claimed."""
     slice: Any  # Any: the JSON of the demonstration's own jobs
     checkpoint: Any
     node_id: UUID
@@ -169,7 +170,8 @@ class Lookout:
             SELECT assigned_node AS node_id,
                 count(*) FILTER (WHERE status = 'COMPLETED') AS completed,
                 coalesce(array_agg(partition_key ORDER BY started_at, id)
-                    FILTER (WHERE status = 'CLAIMED' AND started_at IS NOT NULL), '{}') AS running
+                    FILTER (WHERE status = 'CLAIMED'
+                        AND (started_at IS NOT NULL OR checkpoint IS NOT NULL)), '{}') AS running
             FROM rowlock.partitions
             WHERE execution_id = %s AND assigned_node IS NOT NULL
             GROUP BY assigned_node

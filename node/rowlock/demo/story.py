@@ -33,6 +33,7 @@ ORDERS: Final = 32
 """Payments in the second act: 16 airlines, two half-years."""
 
 START_SECONDS_MAX: Final = 60.0
+LOG_LINES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +66,10 @@ def play(plan: Plan) -> Findings:
         try:
             findings = _play(plan, crew, pool)
         except RowlockError:
-            _show_logs(crew)
+            _show_logs(plan, crew)
             raise
         if findings.problems:
-            _show_logs(crew)
+            _show_logs(plan, crew)
         return findings
 
 
@@ -110,10 +111,14 @@ def _play(plan: Plan, crew: Crew, pool: str) -> Findings:
     )
 
 
-def _show_logs(crew: Crew) -> None:
+def _show_logs(plan: Plan, crew: Crew) -> None:
     """They are gone with this process, and something went wrong that they may explain."""
-    for line in crew.log_tails():
-        print(line, file=sys.stderr)
+    logs = {"the server": plan.venue.server_log, **crew.logs}
+    for name, log in logs.items():
+        if log is not None:
+            print(f"-- the end of the log of {name}", file=sys.stderr)
+            lines = log.read_text(errors="replace").splitlines()
+            print(*lines[-LOG_LINES:], sep="\n", file=sys.stderr)
 
 
 def wait_for_nodes(house: House) -> None:
@@ -159,13 +164,16 @@ def settle(house: House, dsn: str) -> Settlement:
 
 
 def _how_far_settled(claimed: Claimed) -> Held:
-    """The checkpoint says how many flights are settled and committed."""
+    """The checkpoint says how many flights are settled and committed.
+
+    A partition that was claimed ahead of time has no start in its row even when it runs.
+    """
     done = 0 if claimed.checkpoint is None else claimed.checkpoint["items"]
     return Held(
         partition_id=claimed.partition_id,
         key=claimed.key,
         attempt=claimed.attempt,
-        started=claimed.started,
+        started=claimed.started or done > 0,
         halfway=0 < done < claimed.slice["flights"],
         kept=done,
         done=f"{done} of {claimed.slice['flights']} flights settled",

@@ -46,6 +46,11 @@ class Venue:
     """For logs; it is gone after the play."""
 
     @property
+    def server_log(self) -> Path | None:
+        """What the server has said, where we can see it."""
+        return self.folder / "server.log" if self.embedded else None
+
+    @property
     def left(self) -> str | None:
         """What stays in the database for good, in words."""
         if self.embedded:

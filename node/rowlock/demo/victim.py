@@ -15,7 +15,7 @@ class Held:
     key: str
     attempt: int
     started: bool
-    """False: only kept ready for a slot that is not free yet."""
+    """It runs. False: it is kept ready for a slot that is not free yet."""
     halfway: bool
     """Something has come of it already, a checkpoint or a payment, and more is to come."""
     kept: int = 0
