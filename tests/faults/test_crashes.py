@@ -113,7 +113,7 @@ def test_a_dead_executor_costs_its_attempt_and_nothing_else(fleet: Fleet) -> Non
     fleet.wait_started("neighbour")
     deaths = [step("segfault"), step("exit", 3), step("kill_self", signal.SIGKILL)]
     for death in deaths:
-        dying = part(death.do, step(death.do, death.with_, attempts=[1]))
+        dying = part(death.do, step(death.do, death.with_, attempts=[1]), step("sleep", 0.15))
         fleet.wait(fleet.request(parts=[dying]))
     hopeless = fleet.request(parts=[part("hopeless", step("segfault"))], max_attempts=2)
     fleet.wait(hopeless, "FAILED")

@@ -19,7 +19,7 @@ from rowlock.protocol.model import Claim, ExecutionFacts
 from rowlock.registry import Registry
 from rowlock.runtime.attempts import Attempt, Attempts, _Answer
 from rowlock.runtime.host import Host
-from rowlock.runtime.messages import Completed, Message, Ready, Run
+from rowlock.runtime.messages import Completed, Message, Ready, Run, Stop, Stopped
 from rowlock.runtime.metrics import NodeMetrics
 from rowlock.runtime.pool import Executor
 from rowlock.runtime.watchdog import LeaseBoard, boottime_ns
@@ -119,7 +119,7 @@ class Desk:
 
     def claimed(self, *claims: Claim, **policy: Any) -> None:
         """Have the node claim these."""
-        self.attempts.claimable = True
+        self.attempts.notice_work()
         self.turn()
         self.database.take("complete_and_claim").answer(an_answer(*claims, **policy))
         self.turn()
@@ -212,7 +212,7 @@ def test_a_claim_whose_reply_is_overtaken_by_a_comparison_is_not_handed_back(des
     of a comparison that was asked for later comes first, and shows a claim that nobody knows here:
     handing back AT_MOST_ONCE work that is about to start would start it twice."""
     claim = a_claim(delivery="AT_MOST_ONCE")
-    desk.attempts.claimable = True
+    desk.attempts.notice_work()
     desk.turn()
     reply = desk.database.take("complete_and_claim")
     desk.attempts.on_carried_over()
@@ -231,7 +231,7 @@ def test_operations_that_are_carried_over_make_a_comparison_under_way_worthless(
     """The comparison was asked for before the claim; the claim took the other way and was quicker."""
     claim = a_claim(delivery="AT_MOST_ONCE")
     desk.attempts.compare()
-    desk.attempts.claimable = True
+    desk.attempts.notice_work()
     desk.turn()
     desk.attempts.on_carried_over()
 
@@ -253,16 +253,31 @@ def test_a_claim_that_nobody_here_knows_is_handed_back(desk: Desk) -> None:
     assert desk.database.names == ["release"]
 
 
+def test_work_that_is_noticed_while_a_claim_is_under_way_is_claimed_at_once(desk: Desk) -> None:
+    """The statement had its snapshot before the work was there, and its empty answer comes after the
+    notification: without a second claim the node would idle until its next beat."""
+    desk.attempts.notice_work()
+    desk.turn()
+    empty = desk.database.take("complete_and_claim")
+    desk.attempts.notice_work()
+    empty.answer(an_answer())
+
+    desk.turn()
+
+    desk.database.take("complete_and_claim").answer(an_answer())
+    desk.turn()
+    assert not desk.database.names, "an empty answer without a notice in between ends it"
+
+
 def test_once_work_that_is_ready_after_the_end_of_the_lease_is_not_begun(desk: Desk) -> None:
     """No Go is sent for it: it is handed back, since author code cannot have begun."""
     (executor,) = desk.pool.executors
     desk.claimed(a_claim(delivery="AT_MOST_ONCE"))
     desk.host.board.extend(boottime_ns() - 1)
 
-    ready = Ready(attempt=executor.work[0].number)
-    desk.attempts.on_message(executor, ready, time.monotonic())
-    work = list(executor.work)
-    desk.attempts.on_executor_end(work, "killed by SIGKILL", time.monotonic(), killed=True)
+    number = executor.work[0].number
+    desk.attempts.on_message(executor, Ready(attempt=number), time.monotonic())
+    desk.attempts.on_message(executor, Stopped(attempt=number), time.monotonic())
 
-    assert [type(message) for _, message in desk.pool.sent] == [Run]
+    assert [type(message) for _, message in desk.pool.sent] == [Run, Stop]
     assert desk.database.names == ["release"]

@@ -129,6 +129,7 @@ class _Exchange:
     idle: bool
     seed: int
     known: frozenset[UUID]
+    notices: int
 
     @property
     def claims(self) -> bool:
@@ -181,8 +182,10 @@ class Attempts:
         self._comparing = False
         self._carried_over = False
         """Since the comparison under way was asked for, operations have gone another way."""
-        self.claimable = False
+        self._claimable = False
         """A level: work may wait that this node may claim."""
+        self._notices = 0
+        """How often work was noticed."""
         self._turned_at = time.monotonic()
 
     # -- what the node asks --------------------------------------------------------------------
@@ -210,6 +213,11 @@ class Attempts:
             for attempt in self._live.values()
             if attempt.orphan
         )
+
+    def notice_work(self) -> None:
+        """Work may wait that this node may claim."""
+        self._claimable = True
+        self._notices += 1
 
     def turn(self, now: float) -> None:
         """Do all that is due."""
@@ -294,6 +302,7 @@ class Attempts:
             idle=not self._live and not batch,
             seed=self._host.rng.getrandbits(62),
             known=frozenset(self._facts),
+            notices=self._notices,
         )
         self._host.work.ask(
             exchange.run,
@@ -313,8 +322,10 @@ class Attempts:
             self._remember(answer.facts, answer.claims)
             self._host.metrics.polled("claimed" if answer.claims else "empty")
             # A short claim is repeated at once; an empty one waits for the next sign of work. One
-            # that only looked for work to keep ready proves nothing about rows that need a slot.
-            self.claimable = bool(answer.claims) or (self.claimable and not exchange.slots)
+            # that only looked for work to keep ready proves nothing about rows that need a slot,
+            # and one that was under way when work was noticed may not have seen it.
+            if exchange.slots and not answer.claims and self._notices == exchange.notices:
+                self._claimable = False
             self._take(exchange.node_id, answer.claims)
 
     def _exchange_failed(
@@ -330,13 +341,13 @@ class Attempts:
             self._synced = False  # it may have claimed; only the database knows what
             self._apart = True
         if not isinstance(error, TRANSIENT):
-            self.claimable = False  # until the next beat: a mistake must not become a storm
+            self._claimable = False  # until the next beat: a mistake must not become a storm
         if not exchange.claims and is_final(error):
             self._refused(batch, error)
 
     def _wanted(self) -> tuple[int, int]:
         """How many partitions to claim for free slots, and how many to keep ready."""
-        if not (self.claimable and self._synced and self._host.lease_holds):
+        if not (self._claimable and self._synced and self._host.lease_holds):
             return 0, 0
         # An attempt that is to be alone was claimed by an idle node: it is the only one.
         if self._host.draining or any(a.claim.alone for a in islice(self._live.values(), 1)):
