@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -12,6 +12,11 @@ from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, NodeProcess, eventually
 
 COMPLETED = "SELECT count(*) FROM rowlock.batch_partitions WHERE status = 'COMPLETED'"
+
+
+def wait_completed(fleet: Fleet, count: int) -> None:
+    """Wait until so many partitions are COMPLETED."""
+    eventually(lambda: fleet.value(COMPLETED) >= count, f"{count} are done")
 
 
 def undisturbed(fleet: Fleet, nodes: list[NodeProcess]) -> None:
@@ -37,7 +42,7 @@ def test_a_restart_of_the_database_costs_only_the_transactions_in_flight(
             *parts(20, step("sleep", 0.05), step("rows", 3), prefix="rows"),
         ],
     )
-    eventually(lambda: fleet.value(COMPLETED) >= 10, "some are done")
+    wait_completed(fleet, 10)
 
     fleet.database.server.restart(mode)
 
@@ -52,7 +57,7 @@ def test_a_restart_of_the_database_costs_only_the_transactions_in_flight(
 
 
 @contextmanager
-def frozen_backend(fleet: Fleet, application: str) -> Iterator[None]:
+def frozen_backend(fleet: Fleet, application: str) -> Generator[None]:
     """The server's process of one idle connection stands still: no answer, and no error either."""
     session = (
         "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND state = 'idle'"
@@ -75,9 +80,9 @@ def frozen_backend(fleet: Fleet, application: str) -> Iterator[None]:
 def test_a_frozen_connection_of_the_beat_is_broken_and_opened_again_in_time(fleet: Fleet) -> None:
     """No answer comes on the beat's connection: the node breaks it, beats on another, keeps its work,
     and is not removed."""
-    times = {"unreachable_seconds": 2, "removal_grace_seconds": 6}
-    one = fleet.node("one", **times)
-    fleet.node("two", pool="elsewhere", **times)
+    fleet.settings.update(unreachable_seconds=2, removal_grace_seconds=6)
+    one = fleet.node("one")
+    fleet.node("two", pool="elsewhere")
     run = fleet.request(parts=[part("a", step("tick", fleet.path("go")))])
     fleet.wait_ledger("tick", "a")
 
@@ -119,8 +124,7 @@ def test_work_connections_that_are_cut_again_and_again_lose_nothing(fleet: Fleet
     )
 
     for n in range(1, 9):
-        done = min(12 * n, 110)
-        eventually(lambda done=done: fleet.value(COMPLETED) >= done, "more are done")
+        wait_completed(fleet, 12 * n)
         fleet.value(cut)
 
     fleet.wait(run)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.fault_jobs import part, parts, step
+from tests.support.fault_jobs import Step, part, parts, step
 from tests.support.fleet import Fleet, LaunchProcess, Row, eventually
 from tests.support.waiting import wait_until
 
@@ -191,6 +191,50 @@ def test_the_last_two_completions_in_one_instant_end_an_execution_once(fleet: Fl
     assert len(fleet.ledger().of("finish_start")) == len(finished_by(fleet)) == rounds
 
 
+CUT_FINISH = """
+CREATE TABLE fleet.cuts (yes boolean);
+INSERT INTO fleet.cuts VALUES (true);
+CREATE FUNCTION fleet.cut() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    IF EXISTS (SELECT FROM fleet.cuts) THEN
+        PERFORM pg_terminate_backend(pg_backend_pid());
+    END IF;
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER cut BEFORE INSERT ON fleet.effects FOR EACH ROW EXECUTE FUNCTION fleet.cut();
+"""
+
+
+def test_finish_is_repeated_by_the_rules_of_partitions(fleet: Fleet) -> None:
+    """`Fail` ends it at once, an exception after `max_attempts`; `RetryLater` and a connection that
+    breaks in its transaction, however often, cost nothing."""
+    fleet.rows(CUT_FINISH)
+    fleet.node("one")
+
+    def finished(steps: list[Step]) -> int:
+        before = len(fleet.ledger().of("finish_start"))
+        row = fleet.wait(fleet.request("fault.summed", finish=steps), "FAILED")
+        assert row.failure_reason == "FinishFailed"
+        return len(fleet.ledger().of("finish_start")) - before
+
+    assert finished([step("fail", "never")]) == 1
+    assert finished([step("error", "often")]) == 3
+    again = [step("retry_until", fleet.path("now"))]
+    later = fleet.request("fault.summed", finish=again, parts=parts(2))
+    eventually(lambda: len(fleet.ledger().of("finish_start")) > 4 + 5, "it asks for other times")
+    asked = len(fleet.ledger().of("finish_start"))
+    fleet.open("now")
+    eventually(
+        lambda: len(fleet.ledger().of("finish_start")) > asked + 4,
+        "its connection breaks again and again",
+    )
+    fleet.rows("TRUNCATE fleet.cuts")
+
+    row = fleet.wait(later)
+    ended_once(fleet, row, 2)
+
+
 def test_masters_killed_at_random_moments_leave_executions_that_complete(fleet: Fleet) -> None:
     """kill -9 somewhere between the request and the end, five times at once: every execution ends
     COMPLETED, every partition is begun once, the effect of every finish() is there once."""
@@ -210,9 +254,7 @@ def test_masters_killed_at_random_moments_leave_executions_that_complete(fleet: 
     executions = [launch.execution for launch in launches]
 
     for launch in launches:
-        pause = rng.uniform(0, 0.15)
-        since = time.monotonic()
-        wait_until(lambda until=since + pause: time.monotonic() > until, what="a moment")
+        pause_until(time.monotonic() + rng.uniform(0, 0.15))
         if launch.popen.poll() is None:
             launch.kill(signal.SIGKILL)
 
@@ -223,3 +265,8 @@ def test_masters_killed_at_random_moments_leave_executions_that_complete(fleet: 
     assert len(finished_by(fleet)) == 5
     starts = [start.key for start in fleet.ledger().of("start")]
     assert len(starts) == len(set(starts)) == 40
+
+
+def pause_until(moment: float) -> None:
+    """Let the masters work until then."""
+    wait_until(lambda: time.monotonic() > moment, what="a moment")

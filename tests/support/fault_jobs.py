@@ -43,7 +43,7 @@ class Part:
     """One slice."""
 
     key: str
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list[Step])
     weight: int = 0
 
 
@@ -53,10 +53,10 @@ class Script:
 
     ledger: str
     parts: list[Part]
-    plan: list[Step] = field(default_factory=list)
+    plan: list[Step] = field(default_factory=list[Step])
     """What partition() does before it yields the parts."""
-    finish: list[Step] = field(default_factory=list)
-    commit: list[Step] = field(default_factory=list)
+    finish: list[Step] = field(default_factory=list[Step])
+    commit: list[Step] = field(default_factory=list[Step])
     """What finish() does in its open transaction."""
 
 
@@ -182,6 +182,11 @@ class Acts:
     def retry_later(self, seconds: float) -> NoReturn:
         """Ask for another time."""
         raise rowlock.RetryLater(seconds)
+
+    def retry_until(self, path: str) -> None:
+        """Ask for another time until a file is there."""
+        if not Path(path).exists():
+            raise rowlock.RetryLater(0.02)
 
     def exit(self, status: int) -> None:
         """End the executor as C code does that calls exit()."""

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from rowlock.protocol.backoff import delay_seconds
 from rowlock.protocol.model import FIRST_STEP, Mastership, Progress
+from rowlock.runtime.attempts import INFRASTRUCTURE_DELAY_SECONDS
 from rowlock.runtime.host import Host
 from rowlock.runtime.messages import (
     CommitUnknown,
@@ -175,9 +176,9 @@ class Masters:
             case Finished(summary=summary, committed=committed):
                 self._over(master)
                 self._finished(master, summary, committed=committed)
-            case Failed(error=error):
+            case Failed():
                 self._over(master)
-                self._failed(master, error)
+                self._failed(master, message)
             case Lost() | Stopped():
                 self._over(master)
                 self._look(master)
@@ -195,7 +196,7 @@ class Masters:
         self._over(master)
         if master.execution_id in self._driven and self._driven[master.execution_id] is master:
             error = {"type": "ExecutorDied", "message": f"the process that ran it died: {how}"}
-            self._failed(master, json.dumps(error))
+            self._failed(master, Failed(attempt=0, error=json.dumps(error), retry="policy"))
 
     def executions_ended(self, executions: Iterable[UUID]) -> None:
         """Executions are closing or over: look at once, and end what still plans or finishes."""
@@ -463,19 +464,15 @@ class Masters:
             lambda _status: self._look(master),
         )
 
-    def _failed(self, master: Master, error: str) -> None:
+    def _failed(self, master: Master, message: Failed) -> None:
         """partition() or finish() raised, or its executor died."""
-        what = json.loads(error)
+        what = json.loads(message.error)
         text = f"{what.get('type')}: {what.get('message')}"
-        mastership = master.mastership
         if master.call == "plan":
             self._fail_plan(master, "PlanFailed", f"partition() failed with {text}")
             return
-        master.finish_failures += 1
-        if master.finish_failures < int(mastership.policy["max_attempts"]):
-            wait = delay_seconds(
-                mastership.policy, failures=master.finish_failures, draw=self._host.rng.random()
-            )
+        wait = self._finish_wait(master, message)
+        if wait is not None:
             master.finish_at = time.monotonic() + wait
             log.warning(
                 "finish() failed with %s; again in %.1f s",
@@ -484,13 +481,26 @@ class Masters:
                 extra={"event": "finish_failed", **master.describe()},
             )
             return
-        execution, epoch = mastership.execution_id, mastership.epoch
+        execution, epoch = master.execution_id, master.mastership.epoch
         self._host.work.tell(
             lambda store: store.finish(
                 execution, epoch, reason="FinishFailed", message=f"finish() failed with {text}"
             ),
             lambda _status: self._look(master),
         )
+
+    def _finish_wait(self, master: Master, message: Failed) -> float | None:
+        """Seconds until finish() runs again; None: it does not."""
+        draw, policy = self._host.rng.random(), master.mastership.policy
+        # As with partitions, these two cost no failure.
+        if message.retry == "later":
+            return message.delay_seconds or 0.0
+        if message.retry == "infrastructure":
+            return INFRASTRUCTURE_DELAY_SECONDS * (1 + draw)
+        master.finish_failures += 1
+        if message.retry == "never" or master.finish_failures >= int(policy["max_attempts"]):
+            return None
+        return delay_seconds(policy, failures=master.finish_failures, draw=draw)
 
     def _fail_plan(self, master: Master, reason: str, message: str) -> None:
         node_id = self._host.node_id
