@@ -33,7 +33,9 @@ Source = Literal["wheel", "system"]
 StopMode = Literal["smart", "fast", "immediate"]
 
 LOWEST_MAJOR: Final = 15
-SUPERUSER: Final = "rowlock"
+# Not "rowlock": "$user" comes first in a search_path, and an author's CREATE TABLE without a schema
+# would put it into rowlock's.
+SUPERUSER: Final = "postgres"
 DATABASE: Final = "rowlock"
 
 # The guardian decides these; another value would make the server unreachable for us.

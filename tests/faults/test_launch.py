@@ -73,8 +73,8 @@ def test_a_strangers_job_runs_on_two_nodes_and_is_launched_without_its_code(
     that knows no job: the parameters are checked against the published contract."""
     (tmp_path / "strangers_module.py").write_text(STRANGER)
     path = f"{tmp_path}:{environment()['PYTHONPATH']}"
-    fleet.rows("CREATE TABLE public.ledger (day text, flight integer, PRIMARY KEY (day, flight))")
-    fleet.rows("GRANT INSERT ON public.ledger TO PUBLIC")
+    fleet.rows("CREATE TABLE ledger (day text, flight integer, PRIMARY KEY (day, flight))")
+    fleet.rows("GRANT INSERT ON ledger TO PUBLIC")
     for name in ("one", "two"):
         fleet.node(name, slots=2, jobs="strangers_module", PYTHONPATH=path)
     dsn = fleet.database.dsn_as("rowlock_node")
@@ -90,7 +90,7 @@ def test_a_strangers_job_runs_on_two_nodes_and_is_launched_without_its_code(
     row = fleet.wait(UUID(json.loads(said.out)["execution_id"]))
     assert row.counts == {"total": 28, "completed": 28, "failed": 0, "cancelled": 0}
     assert row.summary == {"flights": 28 * 6}
-    assert fleet.value("SELECT count(*) FROM public.ledger") == 28 * 6
+    assert fleet.value("SELECT count(*) FROM ledger") == 28 * 6
 
 
 def test_of_launchers_that_race_for_an_instance_one_wins(fleet: Fleet) -> None:

@@ -159,7 +159,7 @@ def test_a_server_starts_answers_and_leaves_nothing(binaries: Binaries) -> None:
         pid, guardian = server.pid, server.guardian_pid
 
         assert ask(server, "SHOW server_version").startswith(binaries.version)
-        assert ask(server, "SELECT current_database() || current_user") == "rowlockrowlock"
+        assert ask(server, "SELECT current_database() || ' ' || current_user") == "rowlock postgres"
         assert ask(server, "SHOW server_encoding") == "UTF8"
 
     server.stop()  # a second time is harmless
