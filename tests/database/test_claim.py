@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from rowlock.protocol.model import Claim, Completion
+from tests.support import oracles
 from tests.support.builders import AT_MOST_ONCE, HASH, Run, Scene, a_policy, at_once
 
 
@@ -370,27 +371,61 @@ def test_a_claim_waits_for_no_partition(scene: Scene) -> None:
         assert keys(scene.claim(scene.a_node(), slots=3)) == ["free"]
 
 
-def test_a_completion_comes_before_the_claim_in_one_statement(scene: Scene) -> None:
-    run = scene.an_execution(3)
-    node = scene.a_node()
-    (first,) = scene.claim(node)
-    outcomes, claims = scene.store.complete_and_claim(
+def test_a_completion_comes_before_the_claim_in_one_statement(alone: Scene) -> None:
+    run = alone.an_execution(3)
+    node = alone.a_node()
+    (first,) = alone.claim(node)
+    oracles.watch(alone)
+
+    outcomes, claims = alone.store.complete_and_claim(
         node,
         [Completion(id=first.id, token=first.token, result='{"n": 1}')],
         slots=1,
-        prefetch=0,
+        prefetch=1,
         idle=True,
         seed=1,
     )
 
     assert outcomes == {first.id: "completed"}
-    assert len(claims) == 1
-    written = scene.all(
-        "SELECT DISTINCT xmin::text AS xmin FROM rowlock.batch_partitions"
-        " WHERE execution_id = %s AND status IN ('COMPLETED', 'CLAIMED')",
+    assert [claim.started for claim in sorted(claims, key=lambda one: one.id)] == [True, False]
+    moves = alone.all("SELECT became FROM public.moves WHERE kind = 'partition' ORDER BY ctid")
+    assert [row.became for row in moves] == ["COMPLETED", "CLAIMED", "CLAIMED"]
+    written = alone.all(
+        "SELECT DISTINCT xmin::text AS xmin FROM rowlock.batch_partitions WHERE execution_id = %s",
         run.id,
     )
-    assert len(written) == 1, "both were written by one transaction"
+    assert len(written) == 1, "all were written by one transaction"
+
+
+def test_completions_alone_need_no_free_slot(scene: Scene) -> None:
+    scene.an_execution(2)
+    node = scene.a_node()
+    (first,) = scene.claim(node)
+
+    sent = [Completion(id=first.id, token=first.token, result=None)]
+    outcomes, claims = scene.store.complete_and_claim(
+        node, sent, slots=0, prefetch=0, idle=False, seed=1
+    )
+
+    assert (outcomes, claims) == ({first.id: "completed"}, [])
+
+
+def test_a_draining_node_completes_in_the_statement_in_which_it_claims_nothing(
+    scene: Scene,
+) -> None:
+    """A claim that may not claim returns no rows; if it raised, the completion would be undone."""
+    scene.an_execution(2)
+    node = scene.a_node()
+    (first,) = scene.claim(node)
+    scene.store.beat(node, load=1, draining=True)
+
+    sent = [Completion(id=first.id, token=first.token, result="1")]
+    outcomes, claims = scene.store.complete_and_claim(
+        node, sent, slots=4, prefetch=4, idle=True, seed=1
+    )
+
+    assert (outcomes, claims) == ({first.id: "completed"}, [])
+    assert scene.partition(first).status == "COMPLETED"
 
 
 # -- cost --------------------------------------------------------------------------------------------
@@ -461,8 +496,10 @@ def test_what_a_claim_costs_does_not_know_the_history(alone: Scene) -> None:
     for plan in touching:
         assert "Seq Scan on batch_partitions" not in plan, plan
         assert "batch_partitions_delayed" not in plan, plan
-    taking = next(plan for plan in touching if "v_want" in plan or "LockRows" in plan)
+    taking = next(plan for plan in touching if "CROSS JOIN LATERAL" in plan)
     assert "batch_partitions_ready" in taking
+    # The order of the executions is that of this loop, which SQL does not promise.
+    assert re.search(r"Nested Loop.*\n.*Function Scan on e ", taking), taking
     update = next(plan for plan in touching if "Update on batch_partitions" in plan)
     assert "batch_partitions_pkey" in update, update
     assert max(buffers(plan) for plan in touching) < 300, touching
