@@ -92,27 +92,30 @@ def test_the_table_says_what_happened_to_both_jobs() -> None:
     lines = list(closing.close(the_findings()).lines())
 
     assert lines == [
-        "                    flights.settle                 flights.payout",
-        "  ----------------  -----------------------------  -----------------------",
-        "  delivery          AT_LEAST_ONCE                  AT_MOST_ONCE",
-        "  completed         365 of 365 partitions          2 of 3 partitions",
-        "  attempts          366                            3",
-        "  killed (SIGKILL)  node-1, running 1, the master  node-2, running 1",
-        "  recovered work    1 ran again, 250 flights kept  none: 1 FAILED, unknown",
-        "  recovery time     5.2 s after the kill           5.1 s after the kill",
-        "  execution         COMPLETED                      FAILED",
-        "  ledger; paid      $710,868,195.13                $30.00",
-        "  reference; due    $710,868,195.13                $30.00",
-        "  one by one        336,776 flights equal          3 of 3 orders paid",
-        "  doubled           0 flights                      0 payments",
+        "                       flights.settle         flights.payout",
+        "  -------------------  ---------------------  -----------------------",
+        "  delivery             AT_LEAST_ONCE          AT_MOST_ONCE",
+        "  completed            365 of 365 partitions  2 of 3 partitions",
+        "  attempts             366                    3",
+        "  killed (SIGKILL)     node-1, the master     node-2",
+        "  while it ran         1 partition            1 payment",
+        "  recovered work       1 ran again elsewhere  none; 1 payment unknown",
+        "  kept by checkpoints  250 of their flights   -",
+        "  recovery time        5.2 s after the kill   5.1 s after the kill",
+        "  execution            COMPLETED              FAILED",
+        "  ledger / bank        $710,868,195.13        $30.00",
+        "  reference / due      $710,868,195.13        $30.00",
+        "  one by one           336,776 flights equal  3 of 3 orders paid",
+        "  doubled              0 flights              0 payments",
         "",
-        "flights.payout is FAILED on purpose: no unknown payment is taken for done, and none",
-        "is made again. A person asks the bank, by the idempotency key on its statement:",
+        "flights.payout is FAILED on purpose: no unknown payment is taken for done, or",
+        "made again. A person asks the bank, by the idempotency key on its statement:",
         "  UA-2013H1        $1,234.56  abababababab...  payment 7",
         "",
         "The ledger equals the reference to the cent. Nothing was lost, nothing doubled.",
+        "3 nodes, PostgreSQL 18.1, rowlock 1.2.3, 24 s in all.",
     ]
-    assert max(map(len, lines)) <= 90
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_table_adds_what_is_out_of_the_ordinary() -> None:

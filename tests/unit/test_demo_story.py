@@ -89,7 +89,7 @@ def test_an_act_has_work_left_when_the_victims_comes_back(nodes: int) -> None:
 
 def test_the_heartbeat_is_told_beside_the_default() -> None:
     assert tempo.in_words(tempo.WATCHED) == (
-        "Nodes beat every 0.5 s and are removed after 5 s of silence (default: 1 s and 10 s)."
+        "Heartbeat 0.5 s, removal after 5 s of silence (defaults: 1 s and 10 s)."
     )
 
 
@@ -272,7 +272,7 @@ def test_plain_lines_tell_everything_in_order() -> None:
         "   10.0 s  30/32 completed, 2 failed | node-1: runs 1, did 20; node-2: killed, removed"
     ) in said
     assert "    1.2 s  kill -9 node-2" in said
-    assert said[-1].startswith("The ledger equals the reference")
+    assert said[-2].startswith("The ledger equals the reference")
 
 
 def test_plain_progress_is_not_told_too_often() -> None:

@@ -1,7 +1,9 @@
-"""A node that cannot outlive the `rowlock dev` that started it: `python -m rowlock.cli.dev_node`.
+"""A node that cannot outlive the `rowlock dev` or `rowlock demo` that started it.
 
-The first argument is the pid of that process, the others are those of `rowlock node`. After a
-kill -9 of `rowlock dev` the kernel kills this process, and with it go its executors.
+    python -m rowlock.cli.dev_node PID [arguments of rowlock node]
+
+PID is that of the process that started it. After a kill -9 of that one the kernel kills this
+process, and with it go its executors.
 """
 
 import sys

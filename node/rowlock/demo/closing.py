@@ -83,7 +83,18 @@ def _rows(findings: Findings, settlement: Settlement, payments: Payments) -> Ite
     yield Row("completed", _partitions(settled), _partitions(paid))
     yield Row("attempts", f"{settled.attempts:,}", f"{paid.attempts:,}")
     yield Row("killed (SIGKILL)", _killed(settlement.kill), _killed(payments.kill))
-    yield Row("recovered work", *_recovered(settlement, payments))
+    yield Row(
+        "while it ran",
+        _several(len(settlement.kill.started), "partition"),
+        _several(len(payments.kill.started), "payment"),
+    )
+    yield Row(
+        "recovered work",
+        f"{len(settlement.recovered):,} ran again elsewhere",
+        f"none; {_several(len(payments.unknown), 'payment')} unknown",
+    )
+    kept = sum(one.flights_kept for one in settlement.recovered)
+    yield Row("kept by checkpoints", f"{kept:,} of their flights", NOTHING)
     yield Row(
         "recovery time",
         _seconds(settlement.recovery_seconds),
@@ -92,8 +103,8 @@ def _rows(findings: Findings, settlement: Settlement, payments: Payments) -> Ite
     if findings.fenced_writes:
         yield Row("late writes refused", f"{findings.fenced_writes:,}", "")
     yield Row("execution", settled.status, paid.status)
-    yield Row("ledger; paid", dollars(ledger.ledger_cents), dollars(books.paid_cents))
-    yield Row("reference; due", dollars(ledger.reference_cents), dollars(books.due_cents))
+    yield Row("ledger / bank", dollars(ledger.ledger_cents), dollars(books.paid_cents))
+    yield Row("reference / due", dollars(ledger.reference_cents), dollars(books.due_cents))
     yield Row(
         "one by one",
         f"{ledger.flights:,} flights {'equal' if ledger.equal else 'NOT EQUAL'}",
@@ -106,17 +117,12 @@ def _partitions(ended: Ended) -> str:
     return f"{ended.completed:,} of {ended.partitions:,} partitions"
 
 
-def _recovered(settlement: Settlement, payments: Payments) -> tuple[str, str]:
-    kept = sum(one.flights_kept for one in settlement.recovered)
-    return (
-        f"{len(settlement.recovered)} ran again, {kept:,} flights kept",
-        f"none: {len(payments.unknown)} FAILED, unknown",
-    )
+def _several(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _killed(kill: Kill) -> str:
-    running = len(kill.started)
-    return f"{kill.node}, running {running}{', the master' if kill.was_master else ''}"
+    return f"{kill.node}, the master" if kill.was_master else kill.node
 
 
 def _seconds(seconds: float | None) -> str:
@@ -126,14 +132,18 @@ def _seconds(seconds: float | None) -> str:
 def _unknown_lines(unknown: Sequence[Unknown]) -> Iterator[str]:
     if not unknown:
         return
-    yield "flights.payout is FAILED on purpose: no unknown payment is taken for done, and none"
-    yield "is made again. A person asks the bank, by the idempotency key on its statement:"
+    yield "flights.payout is FAILED on purpose: no unknown payment is taken for done, or"
+    yield "made again. A person asks the bank, by the idempotency key on its statement:"
     for one in unknown:
         answer = "never paid" if one.payment_id is None else f"payment {one.payment_id}"
         yield f"  {one.key:<10} {dollars(one.cents):>15}  {one.reference[:12]}...  {answer}"
 
 
 def _notes(findings: Findings) -> Iterator[str]:
+    yield (
+        f"{findings.nodes} nodes, PostgreSQL {findings.postgresql}, rowlock {findings.rowlock},"
+        f" {findings.seconds:.0f} s in all."
+    )
     if findings.bystanders:
         yield (
             f"{listed(findings.bystanders)} was removed too, alive: this machine is too busy for a "

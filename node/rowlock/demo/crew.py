@@ -22,7 +22,7 @@ from rowlock.runtime import processes
 from rowlock.runtime.children import Children
 
 JOBS: Final = "rowlock.demo.jobs"
-LEAVE_SECONDS: Final = 4.0
+LEAVE_SECONDS: Final = 8.0
 """How long nodes may take to leave before they are killed."""
 
 

@@ -89,6 +89,6 @@ def in_words(tempo: Tempo) -> str:
     """The heartbeat, beside what a node does by default."""
     default = Settings()
     return (
-        f"Nodes beat every {tempo.beat_seconds:g} s and are removed after {tempo.removal_seconds:g} s"
-        f" of silence (default: {default.beat_seconds:g} s and {default.removal_seconds:g} s)."
+        f"Heartbeat {tempo.beat_seconds:g} s, removal after {tempo.removal_seconds:g} s of silence"
+        f" (defaults: {default.beat_seconds:g} s and {default.removal_seconds:g} s)."
     )
