@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ def main(names: list[str]) -> int:
 
 
 @contextmanager
-def fleet_on(cluster: Cluster, **settings: float) -> Iterator[Fleet]:
+def fleet_on(cluster: Cluster, **settings: float) -> Generator[Fleet]:
     """A fleet over a database of its own."""
     database = cluster.create()
     try:

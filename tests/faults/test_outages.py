@@ -91,7 +91,7 @@ def test_transactions_that_last_longer_than_the_removal_starve_no_beat(fleet: Fl
 
 
 @contextmanager
-def down(fleet: Fleet) -> Iterator[None]:
+def down(fleet: Fleet) -> Generator[None]:
     """The server is stopped, and starts again."""
     fleet.database.server.down("immediate")
     try:
@@ -101,7 +101,7 @@ def down(fleet: Fleet) -> Iterator[None]:
 
 
 @contextmanager
-def silent(fleet: Fleet) -> Iterator[None]:
+def silent(fleet: Fleet) -> Generator[None]:
     """The server answers nothing, and closes nothing either."""
     server = fleet.database.server.pid
     os.kill(server, signal.SIGSTOP)
