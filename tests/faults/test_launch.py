@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 from uuid import UUID
 
-import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, eventually
@@ -188,7 +188,7 @@ def test_a_work_role_needs_only_the_fence(fleet: Fleet) -> None:
         )
         db.execute(sql.SQL(grant).format(sql.Identifier(role)))
     try:
-        dsn = psycopg.conninfo.make_conninfo(fleet.database.dsn, user=role, password="secret")
+        dsn = make_conninfo(fleet.database.dsn, user=role, password="secret")
         node = fleet.node("one", work_dsn=dsn)
         run = fleet.request(
             "fault.summed",
