@@ -505,6 +505,34 @@ def test_what_a_claim_costs_does_not_know_the_history(alone: Scene) -> None:
     assert max(buffers(plan) for plan in touching) < 300, touching
 
 
+def test_looking_for_work_reads_nobody_elses_work(alone: Scene) -> None:
+    """Most of the table is PENDING: the planner then expects to meet such a row at once in a plain
+    scan, although those of one execution lie behind all those of another."""
+    runs = [alone.an_execution(20) for _ in range(4)]
+    for run in runs:
+        alone.admin.execute(
+            "INSERT INTO rowlock.batch_partitions (execution_id, step, partition_key, delivery, slice)"
+            " SELECT %s, 'main', 'more-' || g, 'AT_LEAST_ONCE', '{}' FROM generate_series(1, 15000) g",
+            [run.id],
+        )
+    alone.admin.execute("VACUUM ANALYZE rowlock.batch_partitions")
+    node = alone.a_node()
+    beat = "SELECT * FROM rowlock.beat(%s, 0, false, '[]', '{}')"
+    advance = "SELECT * FROM rowlock.advance(%s, %s, %s)"
+    master = [runs[-1].master, runs[-1].id, runs[-1].epoch]
+    for warm in range(2):
+        with plans(alone) as seen:
+            alone.admin.execute(CLAIM, [node, 4, 4, warm])
+            alone.admin.execute(beat, [node])
+            alone.admin.execute(advance, master)
+
+    assert len([plan for plan in seen if "batch_partitions" in plan]) >= 5
+    for plan in seen:
+        assert "Seq Scan on batch_partitions" not in plan, plan
+        assert "JIT" not in plan, plan
+    assert max(buffers(plan) for plan in seen) < 400, seen
+
+
 def test_looking_for_what_is_live_reads_no_history(alone: Scene) -> None:
     """Every look of a master at its execution asks this."""
     run = many_rows(alone, finished=100_000, delayed=20_000)

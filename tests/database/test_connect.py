@@ -160,6 +160,41 @@ def test_a_session_is_named_in_utc_and_never_idle_in_a_transaction(database: Dat
         assert setting(db, "idle_in_transaction_session_timeout") == "1500ms"
 
 
+def test_a_session_does_not_take_over_defaults_that_would_break_the_protocol(
+    database: Database,
+) -> None:
+    """A business database may have them, for reasons of its own."""
+    with database.connect() as admin:
+        for default in (
+            "default_transaction_isolation = 'serializable'",
+            "synchronous_commit = off",
+            "jit = on",
+            "TimeZone = 'Asia/Tokyo'",
+        ):
+            alter = sql.SQL("ALTER DATABASE {} SET {}").format(
+                sql.Identifier(database.name), sql.SQL(default)
+            )
+            admin.execute(alter)
+
+    with connect(database.dsn, application_name="test") as db:
+        assert setting(db, "default_transaction_isolation") == "read committed"
+        assert setting(db, "synchronous_commit") == "on"
+        assert setting(db, "jit") == "off"
+        assert setting(db, "TimeZone") == "UTC"
+
+
+def test_a_stronger_promise_of_the_server_is_kept(database: Database) -> None:
+    with database.connect() as admin:
+        admin.execute(
+            sql.SQL("ALTER DATABASE {} SET synchronous_commit = remote_apply").format(
+                sql.Identifier(database.name)
+            )
+        )
+
+    with connect(database.dsn, application_name="test") as db:
+        assert setting(db, "synchronous_commit") == "remote_apply"
+
+
 def test_the_server_notices_a_client_that_vanished(database: Database) -> None:
     """By default after two hours, with all the locks it held."""
     with connect(database.dsn, application_name="test") as db:

@@ -51,6 +51,13 @@ def connect(
             " set_config('tcp_keepalives_idle', '5', false),"
             " set_config('tcp_keepalives_interval', '2', false),"
             " set_config('tcp_keepalives_count', '3', false),"
+            # What the protocol rests on, whatever the database's own defaults are: each statement of a
+            # function sees what was committed before it, and a claim or a start that was answered
+            # outlives a crash of the server.
+            " set_config('default_transaction_isolation', 'read committed', false),"
+            " set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
+            "  WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false),"
+            " set_config('jit', 'off', false),"
             " set_config('TimeZone', 'UTC', false)",
             (str(int(idle_in_transaction_seconds * 1000)),),
         )

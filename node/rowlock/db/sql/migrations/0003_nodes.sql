@@ -83,15 +83,18 @@ BEGIN
             WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
               AND (v_only IS NULL OR e.execution_id = v_only)
               AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
-              AND (EXISTS (SELECT FROM batch_partitions p
-                           WHERE p.execution_id = e.execution_id
-                             AND p.status = 'PENDING' AND p.ready AND NOT p.alone)
-                   OR EXISTS (SELECT FROM batch_partitions p
-                              WHERE p.execution_id = e.execution_id
-                                AND p.status = 'PENDING' AND p.ready AND p.alone))),
+              AND ((SELECT p.id FROM batch_partitions p
+                    WHERE p.execution_id = e.execution_id
+                      AND p.status = 'PENDING' AND p.ready AND NOT p.alone
+                    ORDER BY p.weight DESC, p.id LIMIT 1) IS NOT NULL
+                   OR (SELECT p.id FROM batch_partitions p
+                       WHERE p.execution_id = e.execution_id
+                         AND p.status = 'PENDING' AND p.ready AND p.alone
+                       ORDER BY p.id LIMIT 1) IS NOT NULL)),
         NOT v_draining AND EXISTS (SELECT FROM rowlock._adoptable(p_node, v_jobs, v_only, v_now)),
-        EXISTS (SELECT FROM batch_partitions p
-                WHERE p.status = 'PENDING' AND NOT p.ready AND p.available_at <= v_now),
+        (SELECT p.id FROM batch_partitions p
+         WHERE p.status = 'PENDING' AND NOT p.ready AND p.available_at <= v_now
+         ORDER BY p.available_at LIMIT 1) IS NOT NULL,
         EXISTS (SELECT FROM batch_nodes n WHERE n.status = 'REMOVED' AND n.recovered_at IS NULL),
         ARRAY(SELECT x.id FROM unnest(p_executions) AS x (id)
               LEFT JOIN batch_job_coordination e ON e.execution_id = x.id

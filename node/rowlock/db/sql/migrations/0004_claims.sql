@@ -49,9 +49,12 @@ BEGIN
     -- A partition whose next loss would be its last runs only on a node that runs nothing else; a
     -- node that sees one takes no other work, so that it soon is such a node.
     v_alone := EXISTS (
-        SELECT FROM batch_partitions p JOIN batch_job_coordination e USING (execution_id)
-        WHERE p.status = 'PENDING' AND p.ready AND p.alone
-          AND e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
+        SELECT FROM (
+            SELECT p.execution_id FROM batch_partitions p
+            WHERE p.status = 'PENDING' AND p.ready AND p.alone
+            ORDER BY p.execution_id, p.id OFFSET 0) p  -- this index first: it is nearly always empty
+        JOIN batch_job_coordination e USING (execution_id)
+        WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
           AND (v_only IS NULL OR e.execution_id = v_only)
           AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash));
     IF v_alone AND (NOT p_idle OR p_slots < 1) THEN  -- guard: a suspect runs alone
@@ -78,11 +81,13 @@ BEGIN
               AND (v_only IS NULL OR e.execution_id = v_only)
               AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
               AND CASE WHEN v_alone
-                  THEN EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = e.execution_id
-                                 AND p.status = 'PENDING' AND p.ready AND p.alone)
-                  ELSE EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = e.execution_id
-                                 AND p.status = 'PENDING' AND p.ready AND NOT p.alone)
-                  END
+                  THEN (SELECT p.id FROM batch_partitions p WHERE p.execution_id = e.execution_id
+                          AND p.status = 'PENDING' AND p.ready AND p.alone
+                        ORDER BY p.id LIMIT 1)
+                  ELSE (SELECT p.id FROM batch_partitions p WHERE p.execution_id = e.execution_id
+                          AND p.status = 'PENDING' AND p.ready AND NOT p.alone
+                        ORDER BY p.weight DESC, p.id LIMIT 1)
+                  END IS NOT NULL
             ORDER BY e.priority DESC, kind, h
             LIMIT v_want) x
         JOIN batch_job_coordination e USING (execution_id)

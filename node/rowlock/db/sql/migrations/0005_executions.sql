@@ -246,14 +246,18 @@ $$;
 CREATE FUNCTION rowlock._is_live(p_execution uuid) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
-    SELECT EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = p_execution
-                     AND p.status = 'PENDING' AND p.ready AND NOT p.alone)
-        OR EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = p_execution
-                     AND p.status = 'PENDING' AND p.ready AND p.alone)
-        OR EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = p_execution
-                     AND p.status = 'PENDING' AND NOT p.ready)
-        OR EXISTS (SELECT FROM batch_partitions p WHERE p.execution_id = p_execution
-                     AND p.status = 'CLAIMED');
+    SELECT (SELECT p.id FROM batch_partitions p WHERE p.execution_id = p_execution
+              AND p.status = 'PENDING' AND p.ready AND NOT p.alone
+            ORDER BY p.weight DESC, p.id LIMIT 1) IS NOT NULL
+        OR (SELECT p.id FROM batch_partitions p WHERE p.execution_id = p_execution
+              AND p.status = 'PENDING' AND p.ready AND p.alone
+            ORDER BY p.id LIMIT 1) IS NOT NULL
+        OR (SELECT p.id FROM batch_partitions p WHERE p.execution_id = p_execution
+              AND p.status = 'PENDING' AND NOT p.ready
+            ORDER BY p.id LIMIT 1) IS NOT NULL
+        OR (SELECT p.assigned_node FROM batch_partitions p WHERE p.execution_id = p_execution
+              AND p.status = 'CLAIMED'
+            ORDER BY p.assigned_node LIMIT 1) IS NOT NULL;
 $$;
 
 -- Write the end. The caller holds the instance row and the execution row.
