@@ -17,7 +17,7 @@ import pytest
 
 from rowlock.protocol.model import Claim, ExecutionFacts
 from rowlock.registry import Registry
-from rowlock.runtime.attempts import Attempt, Attempts, _Answer
+from rowlock.runtime.attempts import PREFETCH_SECONDS_MAX, Attempt, Attempts, _Answer
 from rowlock.runtime.host import Host
 from rowlock.runtime.messages import Completed, Message, Ready, Run, Stop, Stopped
 from rowlock.runtime.metrics import NodeMetrics
@@ -267,6 +267,27 @@ def test_work_that_is_noticed_while_a_claim_is_under_way_is_claimed_at_once(desk
     desk.database.take("complete_and_claim").answer(an_answer())
     desk.turn()
     assert not desk.database.names, "an empty answer without a notice in between ends it"
+
+
+def test_work_kept_ready_runs_out_now_and_then_for_what_needs_a_slot(desk: Desk) -> None:
+    """AT_MOST_ONCE work and work that was lost before are only claimed for a free slot, and there is
+    none while something is always kept ready."""
+    attempts = desk.attempts
+    attempts._pace.note(0.02)
+    execution = uuid4()
+    desk.claimed(a_claim(execution=execution))
+    begun = time.monotonic()
+
+    assert attempts._wanted(begun) == (0, 5)
+    assert attempts._wanted(begun + PREFETCH_SECONDS_MAX + 0.1) == (0, 0)
+
+    (executor,) = desk.pool.executors
+    executor.work.clear()
+    attempts._queue.clear()
+    assert attempts._wanted(begun + PREFETCH_SECONDS_MAX + 0.1) == (1, 0)
+    desk.turn()
+    desk.database.take("complete_and_claim").answer(an_answer(a_claim(execution=execution)))
+    assert attempts._wanted(time.monotonic())[1] > 0
 
 
 def test_once_work_that_is_ready_after_the_end_of_the_lease_is_not_begun(desk: Desk) -> None:

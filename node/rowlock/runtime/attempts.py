@@ -53,6 +53,10 @@ PIPELINE_MAX: Final = 8
 PIPELINE_SECONDS_MAX: Final = 0.005
 HELD_SECONDS_MAX: Final = 0.5
 """How long what is kept ready waits behind an attempt that takes longer than was expected."""
+PREFETCH_SECONDS_MAX: Final = 1.0
+"""How long a node may live on work that it keeps ready. Then that runs out once, so that a slot is
+free for what is never kept ready: AT_MOST_ONCE work, and work that was lost with a node. Otherwise
+both would wait for as long as there is other work (tried: a lost partition came last of 365)."""
 FACTS_MAX: Final = 64
 FROZEN_SECONDS_MAX: Final = 600.0
 """How long frozen work waits for the database before it is given up (design: 10 minutes)."""
@@ -170,6 +174,8 @@ class Attempts:
         self._settling: dict[int, UUID] = {}
         self._facts: OrderedDict[UUID, ExecutionFacts] = OrderedDict()
         self._pace = Pace()
+        self._slot_claimed_at = time.monotonic()
+        """When a claim for a free slot was answered last."""
         self._exchanging = False
         self._exchanges = 0
         """How many were begun."""
@@ -288,7 +294,7 @@ class Attempts:
         limit = 1 if self._singly else COMPLETIONS_MAX
         while self._completed and len(batch) < limit:
             batch.append(self._completed.popleft())
-        slots, prefetch = (0, 0) if self._apart else self._wanted()
+        slots, prefetch = (0, 0) if self._apart else self._wanted(time.monotonic())
         if not batch and not slots and not prefetch:
             self._apart = False
             return
@@ -318,6 +324,8 @@ class Attempts:
         self._singly = self._singly and bool(self._completed)
         for attempt, completion in batch:
             self._settled(attempt, answer.outcomes.get(completion.id, "lost"))
+        if exchange.slots:
+            self._slot_claimed_at = time.monotonic()
         if exchange.claims:
             self._remember(answer.facts, answer.claims)
             self._host.metrics.polled("claimed" if answer.claims else "empty")
@@ -345,7 +353,7 @@ class Attempts:
         if not exchange.claims and is_final(error):
             self._refused(batch, error)
 
-    def _wanted(self) -> tuple[int, int]:
+    def _wanted(self, now: float) -> tuple[int, int]:
         """How many partitions to claim for free slots, and how many to keep ready."""
         if not (self._claimable and self._synced and self._host.lease_holds):
             return 0, 0
@@ -354,6 +362,8 @@ class Attempts:
             return 0, 0
         free = sum(1 for executor in self._executors if executor.ready and not executor.work)
         slots = max(0, free - len(self._queue))
+        if now - self._slot_claimed_at > PREFETCH_SECONDS_MAX:
+            return slots, 0
         ahead = self._pace.prefetch(len(self._executors))
         spare = max(0, len(self._queue) - free)
         prefetch = ahead - spare if spare * 2 <= ahead else 0
