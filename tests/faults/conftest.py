@@ -1,7 +1,8 @@
 """Fixtures of the tests with real nodes that are killed, paused and cut off.
 
-fleet           nodes over a database of this test's own
-private_fleet   the same over a server of its own, which the test may stop or freeze
+fleet            nodes over a database of this test's own
+private_postgres a server that only tests of one module use, one after the other (module)
+private_fleet    nodes over it, for tests that stop or freeze it, and let it run again
 """
 
 from collections.abc import Generator
@@ -9,7 +10,7 @@ from collections.abc import Generator
 import pytest
 
 from tests.support.fleet import Fleet
-from tests.support.postgres import Database
+from tests.support.postgres import Cluster, Database
 
 _FAILED = pytest.StashKey[bool]()
 
@@ -19,9 +20,19 @@ def fleet(database: Database, request: pytest.FixtureRequest) -> Generator[Fleet
     yield from _fleet(Fleet(database), request)
 
 
+@pytest.fixture(scope="module")
+def private_postgres() -> Generator[Cluster]:
+    cluster = Cluster.private()
+    try:
+        cluster.prepare()
+        yield cluster
+    finally:
+        cluster.close()
+
+
 @pytest.fixture
-def private_fleet(private_database: Database, request: pytest.FixtureRequest) -> Generator[Fleet]:
-    yield from _fleet(Fleet(private_database), request)
+def private_fleet(private_postgres: Cluster, request: pytest.FixtureRequest) -> Generator[Fleet]:
+    yield from _fleet(Fleet(private_postgres.create()), request)
 
 
 def _fleet(made: Fleet, request: pytest.FixtureRequest) -> Generator[Fleet]:

@@ -162,8 +162,11 @@ def test_work_is_frozen_in_an_outage_longer_than_the_lease_and_goes_on_after_it(
 def test_an_idle_node_asks_little(private_fleet: Fleet) -> None:
     """At the default settings an idle node needs no more than 1.2 statements a second."""
     fleet = private_fleet
-    fleet.rows("ALTER SYSTEM SET log_statement = 'all'")
-    fleet.rows("SELECT pg_reload_conf()")
+    fleet.rows(
+        "DO $$ BEGIN"
+        " EXECUTE format('ALTER DATABASE %I SET log_statement = ''all''', current_database());"
+        " END $$"
+    )
     fleet.settings.clear()
     node = fleet.node("idle")
     fleet.wait(fleet.request(parts=parts(2)))

@@ -26,6 +26,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, LiteralString, Self
@@ -93,6 +94,8 @@ class Member:
         with self.log_path.open("wb") as log, self.out_path.open("wb") as out:
             self.popen = subprocess.Popen(
                 argv,
+                # A run of the tests that is killed leaves nothing behind either.
+                preexec_fn=partial(processes.die_with_parent, os.getpid()),  # noqa: PLW1509  no threads
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
