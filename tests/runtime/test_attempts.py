@@ -253,6 +253,20 @@ def test_a_claim_that_nobody_here_knows_is_handed_back(desk: Desk) -> None:
     assert desk.database.names == ["release"]
 
 
+def test_a_node_with_a_new_connection_is_not_idle_before_it_knows_its_claims(desk: Desk) -> None:
+    """It drains when its connection breaks, the reply of its last claim with it. Were it to leave
+    now, the claim of an AT_MOST_ONCE partition that never began would end as unknown."""
+    assert desk.attempts.is_idle
+    desk.attempts.on_connected()
+    assert not desk.attempts.is_idle
+
+    desk.attempts.compare()
+    desk.database.take("claims_of").answer({7: uuid4()})
+
+    desk.database.take("release").answer({7: "released"})
+    assert desk.attempts.is_idle
+
+
 def test_work_that_is_noticed_while_a_claim_is_under_way_is_claimed_at_once(desk: Desk) -> None:
     """The statement had its snapshot before the work was there, and its empty answer comes after the
     notification: without a second claim the node would idle until its next beat."""

@@ -48,6 +48,10 @@ log = logging.getLogger(__name__)
 
 COMPLETIONS_MAX: Final = 500
 """Completions in one statement."""
+COMPLETIONS_ENOUGH: Final = 128
+"""So many are sent at once, even where the next ones are near."""
+HOLD_SECONDS: Final = 0.05
+"""How long a result waits for others, while more work is ready."""
 PIPELINE_MAX: Final = 8
 """Attempts one executor is given at a time, where they take milliseconds."""
 PIPELINE_SECONDS_MAX: Final = 0.005
@@ -171,6 +175,7 @@ class Attempts:
         self._live: dict[int, Attempt] = {}
         self._queue: deque[Attempt] = deque()
         self._completed: deque[tuple[Attempt, Completion]] = deque()
+        self._send_completed_by = 0.0
         self._settling: dict[int, UUID] = {}
         self._facts: OrderedDict[UUID, ExecutionFacts] = OrderedDict()
         self._pace = Pace()
@@ -203,8 +208,13 @@ class Attempts:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is claimed, running or waiting for an answer of the database."""
-        return not (self._live or self._settling or self._completed or self._exchanging)
+        """Whether nothing is claimed, running or waiting for an answer of the database.
+
+        Nor may there be a claim whose reply was lost: a node that left would let it fail for ever,
+        if it is AT_MOST_ONCE work, instead of handing it back.
+        """
+        waiting = self._live or self._settling or self._completed or self._exchanging
+        return self._synced and not waiting
 
     @property
     def executions(self) -> set[UUID]:
@@ -290,11 +300,14 @@ class Attempts:
         """Send completions and claim more, in one transaction, whenever there is reason to."""
         if self._exchanging or not self._host.registered:
             return
+        now = time.monotonic()
+        slots, prefetch = (0, 0) if self._apart else self._wanted(now)
+        if not slots and not prefetch and self._more_results_are_near(now):
+            return
         batch: list[tuple[Attempt, Completion]] = []
         limit = 1 if self._singly else COMPLETIONS_MAX
         while self._completed and len(batch) < limit:
             batch.append(self._completed.popleft())
-        slots, prefetch = (0, 0) if self._apart else self._wanted(time.monotonic())
         if not batch and not slots and not prefetch:
             self._apart = False
             return
@@ -314,6 +327,15 @@ class Attempts:
             exchange.run,
             lambda answer: self._exchanged(exchange, batch, answer),
             lambda error: self._exchange_failed(exchange, batch, error),
+        )
+
+    def _more_results_are_near(self, now: float) -> bool:
+        """Whether results had better wait a moment, to share a transaction with the next ones."""
+        return (
+            bool(self._queue)
+            and len(self._completed) < COMPLETIONS_ENOUGH
+            and now < self._send_completed_by
+            and not self._host.draining
         )
 
     def _exchanged(
@@ -378,7 +400,8 @@ class Attempts:
             attempt = Attempt(number=number, node_id=node_id, claim=claim, facts=facts)
             self._live[number] = attempt
             taken.append(attempt)
-            log.debug("claimed", extra={"event": "partition_claimed", **attempt.describe()})
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("claimed", extra={"event": "partition_claimed", **attempt.describe()})
         if node_id != self._host.node_id:
             for attempt in taken:  # the incarnation that claimed was removed meanwhile
                 del self._live[attempt.number]
@@ -584,6 +607,10 @@ class Attempts:
         else:
             completion = Completion(id=attempt.claim.id, token=attempt.claim.token, result=result)
             self._settling[attempt.claim.id] = attempt.claim.token
+            if attempt.claim.at_most_once:
+                self._send_completed_by = 0.0
+            elif not self._completed:
+                self._send_completed_by = time.monotonic() + HOLD_SECONDS
             self._completed.append((attempt, completion))
 
     def _fail(self, attempt: Attempt, message: Failed) -> None:
@@ -670,13 +697,10 @@ class Attempts:
 
     def _note_end(self, attempt: Attempt, outcome: str) -> None:
         self._host.metrics.ended(attempt.facts.job, outcome, attempt.seconds)
-        log.log(
-            logging.DEBUG if outcome == "completed" else logging.INFO,
-            "partition %s: %s",
-            attempt.claim.key,
-            outcome,
-            extra={"event": f"partition_{outcome}", **attempt.describe()},
-        )
+        level = logging.DEBUG if outcome == "completed" else logging.INFO
+        if log.isEnabledFor(level):
+            fields = {"event": f"partition_{outcome}", **attempt.describe()}
+            log.log(level, "partition %s: %s", attempt.claim.key, outcome, extra=fields)
 
     def _count_fenced(self, attempt: Attempt) -> None:
         self._host.metrics.fenced_writes.inc()
