@@ -304,6 +304,23 @@ def test_work_kept_ready_runs_out_now_and_then_for_what_needs_a_slot(desk: Desk)
     assert attempts._wanted(time.monotonic())[1] > 0
 
 
+def test_a_node_that_finds_nothing_to_keep_ready_asks_again_when_a_slot_is_free(
+    desk: Desk,
+) -> None:
+    """It asked again and again, as fast as the database answers, while the last partition ran."""
+    desk.attempts._pace.note(0.02)
+    desk.claimed(a_claim())
+
+    desk.database.take("complete_and_claim").answer(an_answer())
+    desk.turn()
+    assert not desk.database.names
+
+    (executor,) = desk.pool.executors
+    executor.work.clear()
+    desk.turn()
+    assert desk.database.names == ["complete_and_claim"]
+
+
 def test_once_work_that_is_ready_after_the_end_of_the_lease_is_not_begun(desk: Desk) -> None:
     """No Go is sent for it: it is handed back, since author code cannot have begun."""
     (executor,) = desk.pool.executors

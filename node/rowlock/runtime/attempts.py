@@ -348,6 +348,8 @@ class Attempts:
             self._settled(attempt, answer.outcomes.get(completion.id, "lost"))
         if exchange.slots:
             self._slot_claimed_at = time.monotonic()
+        elif exchange.prefetch and not answer.claims:
+            self._slot_claimed_at = float("-inf")  # none to keep ready: ask again for a free slot
         if exchange.claims:
             self._remember(answer.facts, answer.claims)
             self._host.metrics.polled("claimed" if answer.claims else "empty")
