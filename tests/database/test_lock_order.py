@@ -38,6 +38,7 @@ MOVES: Final = {
     "recover": 2,
     "promote": 3,
     "leave": 1,
+    "transact": 6,
 }
 """What an actor may do, and how often beside the rest."""
 
@@ -72,6 +73,8 @@ class Actor:
     def __init__(self, scene: Scene, record: Record, rng: random.Random) -> None:
         self.scene = scene
         self.store: Store = scene.a_store()
+        self.work = scene.a_store().connection
+        """The connection of an executor, for transactions of an author."""
         self.record = record
         self.rng = rng
         self.node = uuid4()
@@ -168,6 +171,27 @@ class Actor:
         if self.held:
             claim = self.rng.choice(self.held)
             self.store.checkpoint(self.node, claim.id, claim.token, "1")
+
+    def transact(self) -> None:
+        """One transaction of an author, under the fence: a checkpoint or the completion."""
+        if not self.held:
+            return
+        claim = self.held.pop(self.rng.randrange(len(self.held)))
+        kind = self.rng.choice(["checkpoint", "completion"])
+        try:
+            with self.work.transaction():
+                opened = "SELECT rowlock.fence_open(%s, %s)"
+                fence = self.work.execute(opened, [claim.id, claim.token]).fetchone()
+                assert fence is not None
+                self.work.execute("SELECT rowlock.fence_arm(%s, %s, '1')", [fence[0], kind])
+        except psycopg.Error as error:
+            if error.sqlstate != "RL002":
+                raise
+            return
+        if kind == "completion":
+            self.record.accepted.append((claim.id, claim.token))
+        else:
+            self.held.append(claim)
 
     def beat(self) -> None:
         alive = self.store.beat(self.node, load=len(self.held), draining=False).alive
@@ -317,6 +341,7 @@ def test_a_storm_of_everything_deadlocks_nowhere_and_loses_nothing(alone: Scene)
             running.result()
     for actor in actors[1:]:
         actor.store.connection.close()
+        actor.work.close()
     calm(actors[0])
 
     assert all(record.done[move] for move in MOVES), record.done
