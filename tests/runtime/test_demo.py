@@ -121,6 +121,7 @@ def test_an_interrupt_leaves_nothing_but_the_schema_rowlock(empty_database: Data
 
         assert demo.process.returncode == 130, errors
         assert "Act 1: flights.settle" in said
+        assert errors == "rowlock: interrupted, ending the nodes\n"
         assert demo.left() == []
         assert not has_schema(empty_database, "demo")
         assert has_schema(empty_database, "rowlock")

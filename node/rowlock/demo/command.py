@@ -97,8 +97,6 @@ def _interrupted_once() -> Generator[None]:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         if signum == signal.SIGINT:
-            # Not by print(), which the signal may have interrupted. It takes a few seconds.
-            os.write(2, b"\nrowlock: interrupted, ending the nodes\n")
             raise KeyboardInterrupt
         raise SystemExit(128 + signum)
 

@@ -65,7 +65,12 @@ def play(plan: Plan) -> Findings:
     with crew:
         try:
             findings = _play(plan, crew, pool)
+        except KeyboardInterrupt:
+            plan.screen.release()
+            print("rowlock: interrupted, ending the nodes", file=sys.stderr)
+            raise
         except RowlockError:
+            plan.screen.release()
             _show_logs(plan, crew)
             raise
         if findings.problems:
