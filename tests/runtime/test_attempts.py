@@ -6,6 +6,8 @@ when it likes, and of what was sent. Everything with real processes is under tes
 
 from __future__ import annotations
 
+import json
+import logging
 import random
 import time
 from collections.abc import Callable, Generator
@@ -19,7 +21,7 @@ from rowlock.protocol.model import Claim, ExecutionFacts
 from rowlock.registry import Registry
 from rowlock.runtime.attempts import PREFETCH_SECONDS_MAX, Attempt, Attempts, _Answer
 from rowlock.runtime.host import Host
-from rowlock.runtime.messages import Completed, Message, Ready, Run, Stop, Stopped
+from rowlock.runtime.messages import Completed, Failed, Message, Ready, Run, Stop, Stopped
 from rowlock.runtime.metrics import NodeMetrics
 from rowlock.runtime.pool import Executor
 from rowlock.runtime.watchdog import LeaseBoard, boottime_ns
@@ -333,3 +335,27 @@ def test_once_work_that_is_ready_after_the_end_of_the_lease_is_not_begun(desk: D
 
     assert [type(message) for _, message in desk.pool.sent] == [Run, Stop]
     assert desk.database.names == ["release"]
+
+
+@pytest.mark.parametrize(
+    "outcome, message, logged",
+    [
+        ("retry", "no tariff\nDETAIL: for OO", "partition k: retried: ValueError: no tariff"),
+        ("failed", "no tariff", "partition k: failed: ValueError: no tariff"),
+        ("failed", "", "partition k: failed: ValueError"),
+    ],
+)
+def test_the_log_says_why_an_attempt_failed(
+    desk: Desk, caplog: pytest.LogCaptureFixture, outcome: str, message: str, logged: str
+) -> None:
+    (executor,) = desk.pool.executors
+    desk.claimed(a_claim())
+    number = executor.work[0].number
+    error = json.dumps({"type": "ValueError", "message": message, "traceback": "long"})
+
+    with caplog.at_level(logging.INFO, "rowlock.runtime.attempts"):
+        failed = Failed(attempt=number, error=error, retry="policy")
+        desk.attempts.on_message(executor, failed, time.monotonic())
+        desk.database.take("fail").answer(outcome)
+
+    assert [one.getMessage() for one in caplog.records] == [logged]

@@ -22,6 +22,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from rowlock.db.store import Store
+from rowlock.failure import clean_text
 from rowlock.protocol.backoff import delay_seconds
 from rowlock.protocol.model import Claim, Completion, ExecutionFacts
 from rowlock.protocol.prefetch import Pace
@@ -66,6 +67,9 @@ FROZEN_SECONDS_MAX: Final = 600.0
 """How long frozen work waits for the database before it is given up (design: 10 minutes)."""
 INFRASTRUCTURE_DELAY_SECONDS: Final = 1.0
 """Wait before work is tried again that lost its database connection; doubled by jitter."""
+
+
+_REASON_BYTES: Final = 500
 
 
 class Ending(Enum):
@@ -702,7 +706,8 @@ class Attempts:
         level = logging.DEBUG if outcome == "completed" else logging.INFO
         if log.isEnabledFor(level):
             fields = {"event": f"partition_{outcome}", **attempt.describe()}
-            log.log(level, "partition %s: %s", attempt.claim.key, outcome, extra=fields)
+            text = outcome + (_reason(attempt) if outcome in {"retried", "failed"} else "")
+            log.log(level, "partition %s: %s", attempt.claim.key, text, extra=fields)
 
     def _count_fenced(self, attempt: Attempt) -> None:
         self._host.metrics.fenced_writes.inc()
@@ -889,3 +894,13 @@ class Attempts:
                     self._pool.send(executor, Stop(attempt=attempt.number))
             else:
                 attempt.stop_by = min(attempt.stop_by, by)
+
+
+def _reason(attempt: Attempt) -> str:
+    """What the log adds to *failed*: the first line of the error, without its traceback."""
+    _, text = attempt.end
+    if text is None:
+        return ""
+    error: dict[str, str] = json.loads(text)
+    lines = error["message"].strip().splitlines()
+    return clean_text(f": {error['type']}{': ' + lines[0] if lines else ''}", _REASON_BYTES)
