@@ -47,6 +47,17 @@ def test_an_error_names_host_port_and_database(closed_port: int) -> None:
     assert "refused" in text
 
 
+def test_who_named_no_database_is_told_how(
+    closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PGPORT", str(closed_port))
+
+    assert shown("").endswith("; name another in ROWLOCK_DSN or --dsn")
+    assert "ROWLOCK_DSN" not in shown("host=127.0.0.1")
+
+
 @pytest.mark.parametrize(
     "dsn",
     [

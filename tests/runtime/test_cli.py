@@ -214,7 +214,10 @@ def test_an_unknown_job_suggests_near_names_from_here_and_from_the_nodes(served:
         assert said.code == 2
         assert one_line(said).startswith("there is no job 'cli.cuont'; did you mean 'cli.count'")
     said = served("launch", "zzzz")
-    assert one_line(said) == "there is no job 'zzzz': rowlock jobs lists those there are"
+    assert one_line(said) == (
+        "there is no job 'zzzz': rowlock jobs lists those there are, once a node has published "
+        "them; --import MODULE takes a job from code"
+    )
     assert served.executions() == before
 
 

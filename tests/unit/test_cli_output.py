@@ -144,7 +144,19 @@ def test_json_has_whole_ids_and_utc_times(capsys: Captured) -> None:
         (SchemaMismatch("no schema: run rowlock migrate"), "no schema: run rowlock migrate", 2),
         (Refused("is running"), "is running", 2),
         (NotFound("job", "a", ["b"]), "there is no job 'a'; did you mean 'b'?", 2),
-        (NotFound("job", "a"), "there is no job 'a': rowlock jobs lists those there are", 2),
+        (
+            NotFound("job", "a"),
+            (
+                "there is no job 'a': rowlock jobs lists those there are, once a node has "
+                "published them; --import MODULE takes a job from code"
+            ),
+            2,
+        ),
+        (
+            NotFound("execution", "9"),
+            "there is no execution '9': rowlock executions lists those there are",
+            2,
+        ),
         (Unavailable("refused\n\tIs it on?"), "refused; Is it on?", 5),
         (RowlockError("odd"), "odd", 1),
         (

@@ -33,6 +33,8 @@ def explain(error: Exception) -> Failure:
         text = one_line(str(translated))
         if isinstance(translated, NotFound) and not translated.near:
             text += f": {_LISTED_BY.get(translated.what, 'rowlock --help')} lists those there are"
+            if translated.what == "job":  # often launched before the first node was ready
+                text += ", once a node has published them; --import MODULE takes a job from code"
         return Failure(text, translated.exit_code)
     name = type(error).__name__
     return Failure(

@@ -64,7 +64,9 @@ def connect(
     except psycopg.Error as error:
         if connection is not None:
             connection.close()
-        raise Unavailable(f"{describe(dsn)}: {first_line(error)}") from error
+        named = dsn or any(os.environ.get(name) for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE"))
+        remedy = "" if named else "; name another in ROWLOCK_DSN or --dsn"
+        raise Unavailable(f"{describe(dsn)}: {first_line(error)}{remedy}") from error
     return connection
 
 
