@@ -230,6 +230,33 @@ def test_an_exception_is_kept_with_its_type_message_and_place(fleet: Fleet) -> N
     assert not fleet.ledger().overlaps()
 
 
+def test_a_node_whose_executors_cannot_start_leaves_executions_to_others(fleet: Fleet) -> None:
+    """Its installation breaks while it is the master (a full disk, a deleted package): it adopts
+    nothing more, gives back what it drives, claims nothing and says that it is not ready; a node
+    that is well runs everything to its end."""
+    broken = fleet.node("one", FLEET_BREAK=fleet.path("broken"))
+    run = fleet.request("fault.summed", parts=parts(2, step("wait", fleet.path("go"))))
+    fleet.wait_started("p0")
+    assert fleet.execution(run).master_node == broken.incarnation
+    fleet.open("broken")
+    for executor in broken.executors(all_=True):
+        send(executor, signal.SIGKILL)
+    broken.wait_event("masterships_given_back")
+    eventually(lambda: broken.readiness() == (503, "executors cannot be started"), "not ready")
+    again = fleet.request(parts=parts(3, prefix="q"))
+    broken.wait_beats(5)
+    assert (fleet.status(run), fleet.status(again)) == ("RUNNING", "REQUESTED")
+
+    two = fleet.node("two", slots=2)
+    fleet.open("go")
+
+    fleet.wait(run)
+    fleet.wait(again)
+    assert fleet.execution(run).master_node == two.incarnation
+    assert {start.node for start in fleet.ledger().starts("p1")} == {"two"}
+    assert len(fleet.ledger().of("finish_end")) == 1
+
+
 def test_a_dead_watchdog_is_replaced_and_work_goes_on(fleet: Fleet) -> None:
     """The process that guards the lease is killed: another takes its place; no attempt notices."""
     one = fleet.node("one")

@@ -21,11 +21,18 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import rowlock
+from rowlock.runtime.processes import MARK_VARIABLE
 
 NODE_VARIABLE = "FLEET_NODE"
 """Environment variable with the name of the node that an executor belongs to."""
 
+BREAK_VARIABLE = "FLEET_BREAK"
+"""Names a file; while it exists, no executor can be started (its supervisor can)."""
+
 TICK_SECONDS = 0.01
+
+if Path(os.environ.get(BREAK_VARIABLE, "")).is_file() and MARK_VARIABLE in os.environ:
+    raise RuntimeError("this installation is broken")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -148,6 +149,15 @@ class Member:
         pairs = re.findall(r"^([a-z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
         return {name: float(value) for name, value in pairs}
 
+    def readiness(self) -> tuple[int, str]:
+        """What /readyz answers: status and text."""
+        port = self.wait_event("http_listening")["port"]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+                return answer.status, answer.read().decode().strip()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode().strip()
+
     def metric(self, name: str) -> float:
         """The sum of one metric over its labels."""
         found = self.metrics()
@@ -159,16 +169,11 @@ class Member:
         """All living processes of this node, whoever is their parent."""
         return _marked(self.mark)
 
-    def executors(self) -> list[Process]:
-        """Its executors that live, without the one for partition() and finish()."""
-        return [
-            p
-            for p in self.family()
-            if _runs(p, b"rowlock.runtime.executor")
-            and not re.search(
-                rb"%s=\w+\.%d\0" % (MARK_VARIABLE.encode(), self.slots), _environ(p.pid)
-            )
-        ]
+    def executors(self, *, all_: bool = False) -> list[Process]:
+        """Its executors that live, without (unless `all_`) the one for partition() and finish()."""
+        found = [p for p in self.family() if _runs(p, b"rowlock.runtime.executor")]
+        masters = rb"%s=\w+\.%d\0" % (MARK_VARIABLE.encode(), self.slots)
+        return [p for p in found if all_ or not re.search(masters, _environ(p.pid))]
 
     def watchdogs(self) -> list[Process]:
         """Its watchdog; for a moment there may be none."""

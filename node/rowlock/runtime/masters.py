@@ -122,8 +122,17 @@ class Masters:
 
     def turn(self, now: float) -> None:
         """Do all that is due."""
-        if self.adoptable and not self._host.draining:
+        # A node whose executor cannot start (a broken installation) would keep what it adopts from
+        # those that could run it.
+        if self.adoptable and self._executor.ready and not self._host.draining:
             self.adopt(None)
+        if self._driven and self._executor.is_failing:
+            log.error(
+                "giving back %d executions: no executor can be started",
+                len(self._driven),
+                extra={"event": "masterships_given_back", "count": len(self._driven)},
+            )
+            self._give_back()
         for master in list(self._driven.values()):
             if master.look_at is not None and now >= master.look_at and not master.looking:
                 self._look(master)
@@ -209,11 +218,16 @@ class Masters:
 
     def drain(self) -> None:
         """Give every execution back, for another node to take at once."""
+        self._give_back()
+
+    def _give_back(self) -> None:
         node_id = self._host.node_id
         for master in list(self._driven.values()):
             self._drop(master)
             execution, epoch = master.execution_id, master.mastership.epoch
             self._host.work.tell(_resign(node_id, execution, epoch))
+            if not self._host.draining:
+                self._report_superseded(execution)
 
     def removed(self) -> None:
         """This incarnation was removed: it drives nothing any more."""

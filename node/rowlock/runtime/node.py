@@ -523,4 +523,6 @@ class Node:
         looked_at = self._looked_at
         if looked_at is None or time.monotonic() - looked_at > self.settings.unreachable_seconds:
             return "no answered beat for too long"
+        if any(executor.is_failing for executor in self._pool.executors):
+            return "executors cannot be started"
         return None

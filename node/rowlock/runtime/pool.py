@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 START_AGAIN_SECONDS_MAX: Final = 10.0
 _EXIT_GRACE_SECONDS: Final = 5.0
 
+FAILED_STARTS_MAX: Final = 3
+"""Failures in a row after which an executor is taken for one that cannot be started."""
+
 WorkT = TypeVar("WorkT")
 
 
@@ -46,6 +49,11 @@ class Executor(Generic[WorkT]):
     hung_up: bool = False
     killed: bool = False
     """This node has ended it, whatever it was doing."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it was started again and again and never got ready."""
+        return self.failed_starts >= FAILED_STARTS_MAX
 
 
 class Pool(Generic[WorkT]):
