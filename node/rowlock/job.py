@@ -163,7 +163,11 @@ class Context(ABC, Generic[ParamsT_co]):
     """The parameters of the execution."""
 
     attempt: int
-    """1 for the first attempt of the partition in this execution."""
+    """1 at the first claim of the partition, one more at each.
+
+    Claims that were handed back before author code began count too, so that a number above 1 does
+    not say that something was done before.
+    """
 
     key: str
     """The key of the partition."""

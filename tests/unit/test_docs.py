@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
+import psycopg
 import pytest
+
+from rowlock.settings import Settings
+from tests.support.postgres import Database
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -33,3 +39,32 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_settings_are_described_with_their_defaults() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    rows = re.findall(r"^\| `ROWLOCK_(\w+)` \|.*\| ([\w.` ]+) \|$", text, re.MULTILINE)
+    defaults = Settings()
+
+    assert len(rows) > 8
+    for name, default in rows:
+        value = getattr(defaults, name.lower())
+        assert (f"{value:g}" if value is not None else "as `ROWLOCK_DSN`") == default, name
+
+
+def test_the_job_and_its_test_that_are_shown_pass(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "jobs.md").read_text()
+    made: dict[str, ModuleType] = {}
+    for name, source in re.findall(r"```python\n# (\w+)\.py\n(.*?)```", text, re.DOTALL):
+        made[name] = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, made[name])
+        exec(compile(source, f"{name}.py", "exec"), made[name].__dict__)
+    with psycopg.connect(database.dsn, autocommit=True) as db:
+        db.execute("CREATE TABLE lines (file int, line int, PRIMARY KEY (file, line))")
+
+        made["test_loading"].test_every_file_is_in_one_partition()
+        made["test_loading"].test_a_crash_in_each_file_loads_no_line_twice(database.dsn)
+
+        assert db.execute("SELECT count(*) FROM lines").fetchone() == (750,)
