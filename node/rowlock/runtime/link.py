@@ -16,6 +16,7 @@ TRANSIENT = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
     psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.IdleInTransactionSessionTimeout,
 )
 """Errors after which the same statement may succeed: the server or the way to it failed, or (an
 OperationalError as well) a lock or a time limit did."""
