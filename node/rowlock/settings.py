@@ -52,10 +52,6 @@ class Settings:
     """How often an idle node looks for work that no notification announced. Seconds, jittered, at
     least one beat."""
 
-    evidence: bool = True
-    """Whether the death of a node's database sessions lets its work be recovered before its
-    silence does. `on` or `off`."""
-
     dsn: str | None = field(default=None, repr=False)
     """Where the control plane is: a PostgreSQL connection string. None: libpq's own variables."""
 
@@ -138,10 +134,6 @@ def _misspelt(env: Mapping[str, str], known: Iterable[str]) -> Iterator[str]:
 
 def _parsed(text: str, default: object) -> object:
     """The value of an environment variable; the default tells its type."""
-    if isinstance(default, bool):
-        if text not in ("on", "off"):
-            raise ValueError("must be on or off")
-        return text == "on"
     if isinstance(default, int):
         if not text.isascii() or not text.isdigit():
             raise ValueError("must be a whole number, 0 or more")

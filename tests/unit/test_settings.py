@@ -19,15 +19,14 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert (settings.beat_seconds, settings.unreachable_seconds) == (1, 5)
     assert (settings.removal_grace_seconds, settings.lease_margin_seconds) == (5, 1)
     assert (settings.drain_seconds, settings.cancel_seconds, settings.poll_seconds) == (30, 10, 10)
-    assert settings.evidence
     assert settings.removal_seconds == 10
     assert settings.lease_seconds == 9
 
 
 def test_values_come_from_the_environment_and_the_command_line_wins() -> None:
-    env = {"ROWLOCK_DRAIN_SECONDS": "7.5", "ROWLOCK_EVIDENCE": "off", "ROWLOCK_POLL_SECONDS": "3"}
+    env = {"ROWLOCK_DRAIN_SECONDS": "7.5", "ROWLOCK_POLL_SECONDS": "3"}
     settings = Settings.from_environment(env, poll_seconds=4.0, cancel_seconds=None)
-    assert (settings.drain_seconds, settings.evidence) == (7.5, False)
+    assert settings.drain_seconds == 7.5
     assert (settings.poll_seconds, settings.cancel_seconds) == (4.0, 10.0)
 
 
@@ -39,7 +38,6 @@ def test_every_mistake_is_listed_at_once() -> None:
     problems = problems_of(
         {
             "ROWLOCK_BEAT_SECONDS": "2",
-            "ROWLOCK_EVIDENCE": "yes",
             "ROWLOCK_DRAIN_SECONDS": "-1",
             "ROWLOCK_RECYCLE_ATTEMPTS": "1.5",
             "ROWLOCK_POLL_SECONDS": "nan",
@@ -49,7 +47,6 @@ def test_every_mistake_is_listed_at_once() -> None:
     )
     assert problems == [
         "ROWLOCK_CANCEL_SECONDS=soon must be a number of seconds",
-        "ROWLOCK_EVIDENCE=yes must be on or off",
         "ROWLOCK_RECYCLE_ATTEMPTS=1.5 must be a whole number, 0 or more",
         "ROWLOCK_DRAIN_SECONDS=-1.0 must be from 0 to 86400 seconds",
         "ROWLOCK_POLL_SECONDS=nan must be from 0 to 86400 seconds",

@@ -80,7 +80,7 @@ def _announce(
     print(f"jobs      {', '.join(jobs)}")
     print("in another terminal:")
     print(f"    export ROWLOCK_DSN={shlex.quote(dsn)}")
-    print(f"    rowlock launch {jobs[0]} --detach", flush=True)
+    print(f"    rowlock launch {jobs[0]} --params '{{…}}'", flush=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,6 +267,8 @@ class Attempts:
                 self._answered(attempt, now)
                 self._fail(attempt, message)
             case Stopped():
+                if attempt is not executor.work[0]:
+                    attempt.began = False  # it was stopped before its turn
                 self._answered(attempt, now)
                 self._stopped(attempt)
             case Lost():
@@ -676,7 +678,7 @@ class Attempts:
             # It cannot start again, but its outcome is known.
             error = {"type": "Stopped", "message": "it stopped early because it was asked to"}
             self._write_failure(attempt, json.dumps(error), kind="never", delay=0.0)
-        else:  # before Go, Stopped is the answer of an executor that ran nothing
+        else:  # where it has not begun, Stopped is the answer of an executor that ran nothing of it
             self._release([attempt], unstarted=not attempt.began)
 
     def _find_out(self, attempt: Attempt) -> None:

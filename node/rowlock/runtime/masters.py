@@ -444,7 +444,11 @@ class Masters:
         def done(answer: tuple[str, str | None]) -> None:
             outcome, detail = answer
             if outcome == "duplicate":
-                self._fail_plan(master, "DuplicatePartitionKey", f"partition key {detail} twice")
+                self._fail_plan(
+                    master,
+                    "DuplicatePartitionKey",
+                    f"partition key {detail} twice: make key() unique",
+                )
             elif outcome == "incomplete":
                 self._fail_plan(
                     master, "PlanIncomplete", f"{detail} of {total} partitions were staged"

@@ -379,8 +379,11 @@ BEGIN
               AND s.partition_key = r.partition_key
               AND s.claim_token = (SELECT p.claim_token FROM batch_partitions p WHERE p.id = r.id);
         END IF;
-        PERFORM rowlock._event('partition_released', r.execution_id, r.id, p_node, 'node ' || p_node,
-                               jsonb_build_object('claims', r.claims, 'started', NOT p_unstarted));
+        -- What was only kept ready comes and goes without being told: that is no event of the work.
+        IF NOT p_unstarted OR r.delivery = 'AT_MOST_ONCE' THEN
+            PERFORM rowlock._event('partition_released', r.execution_id, r.id, p_node, 'node ' || p_node,
+                                   jsonb_build_object('claims', r.claims, 'started', NOT p_unstarted));
+        END IF;
         v_done := v_done || r.id;
         id := r.id;
         outcome := CASE WHEN r.execution_status = 'RUNNING' THEN 'released' ELSE 'cancelled' END;
