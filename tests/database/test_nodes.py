@@ -44,6 +44,34 @@ def test_a_node_that_never_registered_is_told_that_it_is_not_alive(scene: Scene)
     assert not scene.store.beat(uuid4(), load=0, draining=False).alive
 
 
+def register_again(scene: Scene, node: UUID) -> None:
+    """As a node does that has lost the answer of the first time."""
+    scene.store.register(node, name="n", pool=scene.pool, slots=1, jobs={}, version="0")
+
+
+def test_registering_again_counts_as_a_beat(scene: Scene) -> None:
+    """The node counts its lease from it, so it must count for those who watch the node, too."""
+    node = scene.a_node()
+    scene.suspect(node)
+    beat = scene.node(node).beat
+
+    register_again(scene, node)
+
+    assert (scene.node(node).status, scene.node(node).beat) == ("ACTIVE", beat + 1)
+
+
+def test_registering_again_after_the_removal_does_not_bring_an_incarnation_back(
+    scene: Scene,
+) -> None:
+    node = scene.a_node()
+    scene.remove(node)
+
+    register_again(scene, node)
+
+    assert scene.node(node).status == "REMOVED"
+    assert not scene.store.beat(node, load=0, draining=False).alive
+
+
 def test_a_beat_says_whether_there_is_work_that_this_node_may_claim(scene: Scene) -> None:
     knows, foreign = scene.a_node(), scene.a_node(jobs={"another": ["x"]})
     elsewhere = scene.a_node(pool="elsewhere")

@@ -1,9 +1,12 @@
 """A node registers as soon as the database lets it, and ends only for what no waiting can mend."""
 
 from typing import Any
+from uuid import UUID
 
+import psycopg
 import pytest
 
+from rowlock.db.store import Store
 from rowlock.errors import SchemaMismatch, Unavailable
 from rowlock.registry import Registry
 from rowlock.runtime import node as node_module
@@ -46,6 +49,27 @@ def test_an_outage_in_the_middle_of_registering_is_waited_out(
 
     assert run_a_node(database) == 1
     assert len(looks) == 2
+
+
+def test_registering_again_after_a_lost_answer_is_the_same_incarnation(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statement was done, the connection broke, and the repetition met its own row: the node
+    waited for ever."""
+    register = Store.register
+    calls: list[UUID] = []
+
+    def register_and_lose_the_answer_once(store: Store, node: UUID, **row: Any) -> None:
+        register(store, node, **row)
+        calls.append(node)
+        if len(calls) == 1:
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(Store, "register", register_and_lose_the_answer_once)
+
+    assert run_a_node(database) == 1
+    assert len(calls) == 2
+    assert database.value("SELECT count(*) FROM rowlock.nodes") == 1
 
 
 def test_a_schema_that_does_not_fit_ends_the_node(empty_database: Database) -> None:

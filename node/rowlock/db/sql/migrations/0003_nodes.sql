@@ -12,10 +12,15 @@ CREATE FUNCTION rowlock.register(
 ) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
-    INSERT INTO batch_nodes
+    INSERT INTO batch_nodes AS n
         (node_id, name, pool, slots, jobs, only_execution, labels, version, heartbeat_at, started_at)
     VALUES (p_node, p_name, p_pool, p_slots, p_jobs, p_only_execution, p_labels, p_version,
-            rowlock.now(), rowlock.now());
+            rowlock.now(), rowlock.now())
+    -- Again: the first answer was lost. It counts as a beat, because the node counts its lease from it;
+    -- and one that was removed meanwhile stays so, which its first beat tells it.
+    ON CONFLICT (node_id) DO UPDATE
+    SET beat = n.beat + 1, heartbeat_at = excluded.heartbeat_at, status = 'ACTIVE'
+    WHERE n.status <> 'REMOVED';
 $$;
 
 CREATE FUNCTION rowlock.publish_contract(
