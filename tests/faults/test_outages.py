@@ -206,3 +206,41 @@ def test_results_that_the_database_refuses_for_a_while_are_kept(fleet: Fleet) ->
 
     fleet.wait(run)
     assert [(r.status, r.claims) for r in fleet.rows_of(run)] == [("COMPLETED", 1), ("FAILED", 1)]
+
+
+def test_a_row_that_somebody_else_locks_for_long_costs_no_node_and_holds_up_no_other(
+    fleet: Fleet,
+) -> None:
+    """An administrator's open transaction holds the row of a partition for longer than the removal
+    takes. Its completion waits; the node beats on, is not removed for it, completes what else it has
+    and claims more; and the result is taken once the row is free."""
+    one = fleet.node("one", slots=2)
+    run = fleet.request(parts=parts(2, step("wait", fleet.path("go"))))
+    for key in ("p0", "p1"):
+        fleet.wait_started(key)
+    fleet.node("watches", pool="elsewhere")
+    with fleet.database.connect(autocommit=False) as holder:
+        holder.execute("SELECT FROM rowlock.batch_partitions WHERE partition_key = 'p0' FOR UPDATE")
+        fleet.open("go")
+        for key in ("p0", "p1"):
+            fleet.wait_ledger("end", key)
+        since = time.monotonic()
+        fleet.wait_partition("p1", "COMPLETED")
+        more = fleet.request(parts=parts(20, prefix="more"))
+        eventually(
+            lambda: (
+                all(row.status == "COMPLETED" for row in fleet.rows_of(more))
+                and len(fleet.rows_of(more)) == 20
+            ),
+            "the node goes on with other work",
+        )
+        wait_until(lambda: time.monotonic() - since > 3.0, what="longer than the removal")
+        assert one.row().status == "ACTIVE"
+        one.wait_beats(5)
+
+    fleet.wait(run)
+    fleet.wait(more)
+    assert fleet.partition("p0").claims == 1
+    assert len(one.incarnations) == 1
+    assert not fleet.db_events("node_removed")
+    assert one.metric("rowlock_lease_ends_total") == 0

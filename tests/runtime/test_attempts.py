@@ -16,6 +16,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
+from psycopg.errors import DataError, LockNotAvailable
 
 from rowlock.protocol.model import Claim, ExecutionFacts
 from rowlock.registry import Registry
@@ -49,6 +50,7 @@ class Asked:
 
     name: str
     answer: Callable[[Anything], None]
+    fail: Callable[[Exception], None] | None
 
 
 @dataclass
@@ -66,7 +68,7 @@ class Database:
         try:
             run(_Store())
         except _Named as called:
-            self.asked.append(Asked(str(called), done))
+            self.asked.append(Asked(str(called), done, failed))
 
     tell = ask
 
@@ -118,6 +120,12 @@ class Desk:
         now = time.monotonic()
         self.attempts.turn(now)
         return now
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Have an operation fail."""
+        fail = self.database.take(name).fail
+        assert fail is not None
+        fail(error)
 
     def claimed(self, *claims: Claim, **policy: Any) -> None:
         """Have the node claim these."""
@@ -268,6 +276,50 @@ def test_a_node_with_a_new_connection_is_not_idle_before_it_knows_its_claims(des
 
     desk.database.take("release").answer({7: "released"})
     assert desk.attempts.is_idle
+
+
+def test_a_completion_whose_row_is_locked_holds_up_neither_others_nor_claims(desk: Desk) -> None:
+    """Somebody holds the row of one of two: both are refused together, then one by one; the one in
+    trouble is repeated by itself, and the node claims again."""
+    (executor,) = desk.pool.executors
+    desk.attempts._pace.note(0.0001)
+    first, second = a_claim(), a_claim()
+    desk.claimed(first, second)
+    for attempt in list(executor.work):
+        answer = Completed(attempt=attempt.number, result="1", committed=False)
+        desk.attempts.on_message(executor, answer, time.monotonic())
+    desk.attempts.notice_work()
+    desk.turn()
+    desk.fail("complete_and_claim", LockNotAvailable("locked"))
+    desk.attempts.compare()
+    desk.database.take("claims_of").answer({first.id: first.token, second.id: second.token})
+    desk.turn()
+    desk.fail("complete", LockNotAvailable("locked"))
+    desk.turn()
+    desk.fail("complete", LockNotAvailable("locked"))
+    assert desk.database.names == ["complete"], "the first, by itself"
+
+    desk.turn()
+
+    assert desk.database.names == ["complete", "complete_and_claim"]
+
+
+def test_completions_of_a_removed_incarnation_are_given_up_whatever_the_error(desk: Desk) -> None:
+    """They are refused after the node has heard of its removal: nothing that was completed since is
+    mistaken for them."""
+    (executor,) = desk.pool.executors
+    desk.claimed(a_claim(delivery="AT_MOST_ONCE"))
+    number = executor.work[0].number
+    done = Completed(attempt=number, result="1", committed=False)
+    desk.attempts.on_message(executor, done, time.monotonic())
+    desk.attempts.on_connected()  # it claims nothing with it
+    desk.turn()
+    desk.attempts.removed()
+    desk.host.node_id = uuid4()
+
+    desk.fail("complete", DataError("no such number"))
+
+    assert desk.database.names == ["record_evidence"]
 
 
 def test_work_that_is_noticed_while_a_claim_is_under_way_is_claimed_at_once(desk: Desk) -> None:

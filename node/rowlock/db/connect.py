@@ -25,7 +25,11 @@ READ_ONLY_SQL_TRANSACTION: Final = "25006"
 
 
 def connect(
-    dsn: str, *, application_name: str, idle_in_transaction_seconds: float = 0
+    dsn: str,
+    *,
+    application_name: str,
+    idle_in_transaction_seconds: float = 0,
+    lock_seconds: float = 0,
 ) -> psycopg.Connection[tuple[Any, ...]]:
     """Open a connection in autocommit mode.
 
@@ -33,6 +37,7 @@ def connect(
     :param application_name: shown in `pg_stat_activity`.
     :param idle_in_transaction_seconds: the server ends a session that is idle in a transaction for
         longer; 0 is no limit. The protocol never leaves a transaction open, so this is a second belt.
+    :param lock_seconds: a statement that waits longer for a lock fails (55P03); 0 is no limit.
     :raises Unavailable: the database cannot be reached, or refuses the login.
     :raises UsageError: the connection string cannot be read.
     """
@@ -48,6 +53,10 @@ def connect(
             # The server's keepalives as well: of a client that vanished it otherwise keeps the
             # transaction, with all its locks, for two hours. A Unix socket ignores them.
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false),"
+            " set_config('lock_timeout', %s, false),"
+            # A statement that nobody waits for any more ends; where the server's system can tell.
+            " CASE WHEN version() ~ 'linux'"
+            "  THEN set_config('client_connection_check_interval', '2000', false) END,"
             " set_config('tcp_keepalives_idle', '5', false),"
             " set_config('tcp_keepalives_interval', '2', false),"
             " set_config('tcp_keepalives_count', '3', false),"
@@ -59,7 +68,7 @@ def connect(
             "  WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false),"
             " set_config('jit', 'off', false),"
             " set_config('TimeZone', 'UTC', false)",
-            (str(int(idle_in_transaction_seconds * 1000)),),
+            (str(int(idle_in_transaction_seconds * 1000)), str(int(lock_seconds * 1000))),
         )
     except psycopg.Error as error:
         if connection is not None:

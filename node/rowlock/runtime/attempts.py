@@ -27,7 +27,7 @@ from rowlock.protocol.backoff import delay_seconds
 from rowlock.protocol.model import Claim, Completion, ExecutionFacts
 from rowlock.protocol.prefetch import Pace
 from rowlock.runtime.host import Host
-from rowlock.runtime.link import TRANSIENT, is_final
+from rowlock.runtime.link import TRANSIENT, is_final, is_lock_timeout
 from rowlock.runtime.messages import (
     Checkpoint,
     CommitUnknown,
@@ -370,18 +370,16 @@ class Attempts:
         self, exchange: _Exchange, batch: list[tuple[Attempt, Completion]], error: Exception
     ) -> None:
         self._exchanging = False
-        if exchange.node_id == self._host.node_id:
-            self._completed.extendleft(reversed(batch))
-        else:
+        if exchange.node_id != self._host.node_id:
             self._give_up(batch)
+        elif exchange.claims or not self._set_apart(batch, error):
+            self._completed.extendleft(reversed(batch))
         if exchange.claims:
             self._host.metrics.polled("error")
             self._synced = False  # it may have claimed; only the database knows what
             self._apart = True
         if not isinstance(error, TRANSIENT):
             self._claimable = False  # until the next beat: a mistake must not become a storm
-        if not exchange.claims and is_final(error):
-            self._refused(batch, error)
 
     def _wanted(self, now: float) -> tuple[int, int]:
         """How many partitions to claim for free slots, and how many to keep ready."""
@@ -736,16 +734,27 @@ class Attempts:
         evidence = {"outcome": outcome, name: None if text is None else json.loads(text)}
         self._host.work.tell(lambda store: store.record_evidence(claim.id, claim.token, evidence))
 
-    def _refused(self, batch: list[tuple[Attempt, Completion]], error: Exception) -> None:
-        """The database will never take this completion; the attempt fails with the reason."""
+    def _set_apart(self, batch: list[tuple[Attempt, Completion]], error: Exception) -> bool:
+        """Deal with a completion that stands in the way of the others; of several, find it first."""
+        if not is_final(error) and not is_lock_timeout(error):
+            return False
         if len(batch) > 1:
             self._singly = True
-            return
-        attempt, _ = self._completed.popleft()
-        text = json.dumps(
-            {"type": type(error).__name__, "message": f"the result was refused: {error}"}
-        )
-        self._write_failure(attempt, text, kind="never", delay=0.0)
+            return False
+        ((attempt, completion),) = batch
+        self._apart = False
+        if is_final(error):  # the database will never take it: the attempt fails with the reason
+            text = f"the result was refused: {error}"
+            failure = json.dumps({"type": type(error).__name__, "message": text})
+            self._write_failure(attempt, failure, kind="never", delay=0.0)
+            return True
+        node_id = attempt.node_id  # a stranger holds its row: it is repeated by itself
+
+        def done(outcomes: dict[int, str]) -> None:
+            self._settled(attempt, outcomes.get(completion.id, "lost"))
+
+        self._host.work.tell(lambda store: store.complete(node_id, [completion]), done)
+        return True
 
     # -- agreeing with the database ------------------------------------------------------------
 

@@ -87,7 +87,11 @@ class Heartbeat(threading.Thread):
         self._on_crash = on_crash
         self._rng = rng
         self._link = Link(
-            dsn, application_name=application_name, idle_in_transaction_seconds=beat_seconds
+            dsn,
+            application_name=application_name,
+            idle_in_transaction_seconds=beat_seconds,
+            # What is carried over may wait for a lock that a stranger holds; the beats must not.
+            lock_seconds=beat_seconds,
         )
         self._wake = threading.Event()
         self._stopping = False
@@ -196,7 +200,9 @@ class Heartbeat(threading.Thread):
     def _carry_out(self) -> None:
         for _ in range(len(self._carried)):
             operation = self._carried.popleft()
+            self._sent_at = time.monotonic()  # for `end_stuck`
             error = carry_out(operation, self._link, self._mailbox)
+            self._sent_at = None
             if error is not None:
-                put_back(operation, error, self._carried)
-                return
+                put_back(operation, error, self._link, self._carried)
+                return  # beat first

@@ -21,6 +21,12 @@ TRANSIENT = (
 """Errors after which the same statement may succeed: the server or the way to it failed, or (an
 OperationalError as well) a lock or a time limit did."""
 
+
+def is_lock_timeout(error: Exception) -> bool:
+    """Whether the statement waited too long for a lock: somebody stands in the way of it alone."""
+    return isinstance(error, psycopg.errors.LockNotAvailable)
+
+
 _FINAL_CLASSES = frozenset({"22", "23", "54"})
 """Classes of SQLSTATE that blame the data: data exception, integrity, limits of the program."""
 
@@ -45,11 +51,13 @@ class Link:
         *,
         application_name: str,
         idle_in_transaction_seconds: float,
+        lock_seconds: float,
         on_connect: Callable[[Connection], None] | None = None,
     ) -> None:
         self._dsn = dsn
         self._application_name = application_name
         self._idle_in_transaction_seconds = idle_in_transaction_seconds
+        self._lock_seconds = lock_seconds
         self._on_connect = on_connect
         self._connection: Connection | None = None
         self._guard = threading.Lock()
@@ -71,6 +79,7 @@ class Link:
                 self._dsn,
                 application_name=self._application_name,
                 idle_in_transaction_seconds=self._idle_in_transaction_seconds,
+                lock_seconds=self._lock_seconds,
             )
             with self._guard:
                 self._connection = connection

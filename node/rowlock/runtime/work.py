@@ -46,14 +46,14 @@ class Operation:
     limit_seconds: float
 
 
-def put_back(operation: Operation, error: Exception, queue: deque[Operation]) -> None:
+def put_back(operation: Operation, error: Exception, link: Link, queue: deque[Operation]) -> None:
     """Keep an operation that must be carried out again after this error."""
     if operation.failed is not None or is_final(error):
         return
-    if isinstance(error, TRANSIENT):
+    if link.connection is None:
         queue.appendleft(operation)
     else:
-        queue.append(operation)  # it alone is refused: the others need not wait for it
+        queue.append(operation)  # it alone is in trouble: the others need not wait for it
 
 
 def carry_out(operation: Operation, link: Link, mailbox: Mailbox) -> Exception | None:
@@ -113,6 +113,7 @@ class Work(threading.Thread):
             dsn,
             application_name=application_name,
             idle_in_transaction_seconds=beat_seconds,
+            lock_seconds=limit_seconds / 2,  # an error, before `end_stuck` breaks the connection
             on_connect=self._prepare,
         )
         self._queue: deque[Operation] = deque()
@@ -166,13 +167,19 @@ class Work(threading.Thread):
             self._link.shut()
 
     def take_over(self) -> list[Operation]:
-        """Take the waiting operations away, to carry them over another connection."""
+        """Take the waiting operations away, to carry them over another connection.
+
+        Not those that may take long there, and hold up what it is for.
+        """
         taken: list[Operation] = []
+        kept: list[Operation] = []
         while True:
             try:
-                taken.append(self._queue.popleft())
+                operation = self._queue.popleft()
             except IndexError:  # the thread may have been quicker
+                self._queue.extend(kept)
                 return taken
+            (taken if operation.limit_seconds <= self._limit_seconds else kept).append(operation)
 
     def stop(self) -> None:
         """End the thread; what is not answered is forgotten."""
@@ -210,7 +217,7 @@ class Work(threading.Thread):
         if error is None:
             self._answered_at = time.monotonic()
             return
-        put_back(operation, error, self._queue)
+        put_back(operation, error, self._link, self._queue)
         self._pause(error)
 
     def _pause(self, error: Exception) -> None:
