@@ -310,6 +310,7 @@ def test_completions_of_a_removed_incarnation_are_given_up_whatever_the_error(de
     (executor,) = desk.pool.executors
     desk.claimed(a_claim(delivery="AT_MOST_ONCE"))
     number = executor.work[0].number
+    desk.attempts.on_message(executor, Ready(attempt=number), time.monotonic())
     done = Completed(attempt=number, result="1", committed=False)
     desk.attempts.on_message(executor, done, time.monotonic())
     desk.attempts.on_connected()  # it claims nothing with it
