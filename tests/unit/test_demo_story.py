@@ -79,7 +79,7 @@ def test_the_settings_of_the_nodes_keep_the_arithmetic(speed: tempo.Tempo) -> No
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 def test_an_act_has_work_left_when_the_victims_comes_back(nodes: int) -> None:
     speed = tempo.WATCHED
-    seconds = speed.pace_ms(nodes=nodes, partitions=365) / 1000
+    seconds = (speed.pace_ms(nodes=nodes, partitions=365) + tempo.WORK_MS) / 1000
 
     done_when_calm = speed.slots * nodes * speed.calm_seconds / seconds
     done_until_removal = speed.slots * (nodes - 1) * speed.removal_seconds / seconds

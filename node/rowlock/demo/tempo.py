@@ -11,6 +11,9 @@ from typing import Final
 
 from rowlock.settings import Settings
 
+WORK_MS: Final = 10
+"""What a partition takes by itself, about, in milliseconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tempo:
@@ -49,13 +52,13 @@ class Tempo:
         }
 
     def pace_ms(self, *, nodes: int, partitions: int) -> int:
-        """How long a partition must take, in milliseconds, for an act to last as long as it should.
+        """How long a partition must wait, in milliseconds, for an act to last as long as it should.
 
         It must still have work when the victim's comes back, or nobody would see it move.
         """
         alone_seconds = self.removal_seconds + self.rest_seconds
         slot_seconds = self.slots * (nodes * self.calm_seconds + (nodes - 1) * alone_seconds)
-        return max(1, round(1000 * slot_seconds / partitions))
+        return max(1, round(1000 * slot_seconds / partitions) - WORK_MS)
 
 
 WATCHED: Final = Tempo(
