@@ -85,6 +85,22 @@ def test_a_partition_that_came_back_to_its_first_node_is_not_completed_by_the_ol
     assert fleet.partition("a").assigned_node == one.incarnation
 
 
+def test_a_sleeping_node_keeps_no_lock_that_the_next_attempt_needs(fleet: Fleet) -> None:
+    """It sleeps in an open transaction which has locked business rows. Once its claim is taken away
+    the server ends that transaction, so that the next attempt does not wait for it for ever."""
+    one = fleet.node("one")
+    run = fleet.request(parts=[part("a", step("locked_rows", fleet.path("never")))])
+    fleet.wait_ledger("in_transaction", "a")
+    fleet.node("two")
+
+    one.pause()
+
+    fleet.wait(run)
+    assert [start.node for start in fleet.ledger().starts("a")] == ["one", "two"]
+    assert fleet.partition("a").claims == 2
+    assert [row.node for row in fleet.rows("SELECT node FROM fleet.effects")] == ["two"]
+
+
 def test_a_node_that_wakes_up_late_runs_its_old_work_for_an_instant_only(fleet: Fleet) -> None:
     """Author code that only has effects outside the database runs on when its process wakes, until
     the watchdog, which wakes with it, has had its turn: the one overlap that is not excluded."""

@@ -262,6 +262,16 @@ class Acts:
             self._ledger.write("in_transaction")
             self.wait(path)
 
+    def locked_rows(self, path: str) -> None:
+        """A transaction that first takes a lock which every attempt needs, and in the first attempt
+        keeps it until a file appears."""
+        with self.ctx.transaction() as db:
+            db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._key,))
+            self._insert(db, 0)
+            self._ledger.write("in_transaction")
+            if self.ctx.attempt == 1:
+                self.wait(path)
+
     def chunks(self, how: dict[str, Any]) -> None:
         """Business rows in chunks that carry the checkpoint.
 

@@ -138,6 +138,19 @@ class Store:
         moved, failed = self._one("SELECT moved, failed FROM rowlock.recover(%s)", (actor,))
         return moved, failed
 
+    def end_stranded(self) -> int:
+        """End transactions of authors whose claim or mastership is gone: how many were ended.
+
+        They could not commit, but the locks of one that sleeps would hold up the next attempt.
+        """
+        return int(
+            self._value(
+                "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid))"
+                " FROM rowlock.stranded_sessions()",
+                (),
+            )
+        )
+
     def deregister(self, node: UUID, reason: str) -> bool:
         """Leave. False: this incarnation was removed already."""
         return bool(self._value("SELECT rowlock.deregister(%s, %s)", (node, reason)))

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 COMPARE_SWEEPS: Final = 6
 """A node compares itself with the database at every sixth sweep, beside every new connection."""
+STRANDED_SWEEPS: Final = 3
+"""...and looks for transactions whose claim is gone at every third, beside every removal."""
 PROMOTE_MAX: Final = 500
 """Delayed partitions made claimable in one statement."""
 
@@ -65,6 +67,8 @@ class Watch:
         self._recover()
         if self._sweeps % COMPARE_SWEEPS == 0:
             compare()
+        if self._sweeps % STRANDED_SWEEPS == 0:
+            self._end_stranded()
 
     def _jittered_poll(self) -> float:
         return self._host.settings.poll_seconds * self._host.rng.uniform(0.8, 1.2)
@@ -97,6 +101,7 @@ class Watch:
                     failed,
                     extra={"event": "node_removed", "peer": str(peer), "moved": moved},
                 )
+                self._end_stranded()
 
         self._once(f"remove {peer}", lambda store: store.remove_node(me, peer, beat), done)
 
@@ -108,6 +113,17 @@ class Watch:
             self._host.metrics.reaper_success.set_to_current_time()
 
         self._once("recover", lambda store: store.recover(me), done)
+
+    def _end_stranded(self) -> None:
+        def done(ended: int) -> None:
+            if ended:
+                log.warning(
+                    "ended %d transactions whose claim is gone",
+                    ended,
+                    extra={"event": "transactions_ended", "count": ended},
+                )
+
+        self._once("end stranded", lambda store: store.end_stranded(), done)
 
     def _promote(self) -> None:
         self._once("promote", lambda store: store.promote(PROMOTE_MAX), lambda _count: None)

@@ -32,6 +32,8 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'the claim on partition % is gone', p_partition USING ERRCODE = 'RL002';
     END IF;
+    -- For `stranded_sessions`; until the transaction ends.
+    PERFORM set_config('application_name', 'rowlock work ' || p_token, true);
     INSERT INTO batch_fences (partition_id, claim_token) VALUES (p_partition, p_token)
     RETURNING fence_id INTO v_fence;
     RETURN v_fence;
@@ -49,6 +51,8 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'execution % has another master', p_execution USING ERRCODE = 'RL002';
     END IF;
+    PERFORM set_config('application_name',
+                       format('rowlock finish %s %s', replace(p_execution::text, '-', ''), p_epoch), true);
     INSERT INTO batch_fences (execution_id, epoch) VALUES (p_execution, p_epoch)
     RETURNING fence_id INTO v_fence;
     RETURN v_fence;
@@ -107,6 +111,28 @@ BEGIN
     END IF;
     RETURN NULL;
 END
+$$;
+
+-- Sessions in a transaction of an author whose claim, or mastership, is gone: it can never commit, and
+-- its holder may sleep for ever on business rows that the next attempt needs. Only those that the
+-- caller may end (pg_terminate_backend): a work role of its own is beyond a node's reach.
+CREATE FUNCTION rowlock.stranded_sessions() RETURNS TABLE (pid integer)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT a.pid FROM pg_stat_activity a
+    WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+      AND pg_has_role(session_user, a.usesysid, 'USAGE')
+      AND CASE
+          WHEN a.application_name ~ '^rowlock work [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN NOT EXISTS (
+              SELECT FROM batch_partitions p
+              WHERE p.status = 'CLAIMED'  -- guard: the transaction of a claim that stands is its holder's
+                AND p.claim_token = right(a.application_name, 36)::uuid)
+          WHEN a.application_name ~ '^rowlock finish [0-9a-f]{32} [0-9]{1,18}$' THEN NOT EXISTS (
+              SELECT FROM batch_job_coordination e
+              WHERE e.execution_id = split_part(a.application_name, ' ', 3)::uuid
+                AND e.master_epoch = split_part(a.application_name, ' ', 4)::bigint
+                AND e.status = 'FINISHING')
+          ELSE false END;
 $$;
 
 CREATE CONSTRAINT TRIGGER fence_check AFTER INSERT ON batch_fences

@@ -84,7 +84,8 @@ GRANT EXECUTE ON FUNCTION
     rowlock.execution_of(uuid),
     rowlock.fence_open(bigint, uuid),
     rowlock.fence_open_finish(uuid, bigint),
-    rowlock.fence_arm(bigint, text, jsonb)
+    rowlock.fence_arm(bigint, text, jsonb),
+    rowlock.stranded_sessions()
 TO rowlock_node;
 
 GRANT EXECUTE ON FUNCTION
