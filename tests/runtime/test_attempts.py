@@ -205,6 +205,24 @@ def test_an_attempt_is_not_blamed_for_the_time_out_of_the_one_before_it(desk: De
     assert "fail" not in desk.database.names
 
 
+def test_the_time_that_an_attempt_is_frozen_is_not_running_time(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database was away for longer than the time-out: the attempt has the rest of its time when
+    it goes on."""
+    (executor,) = desk.pool.executors
+    desk.claimed(a_claim(), timeout_seconds=10.0)
+    now = desk.turn()
+    monkeypatch.setattr(desk.attempts, "_is_frozen", lambda _executor: True)
+    desk.attempts.turn(now + 100)
+    monkeypatch.setattr(desk.attempts, "_is_frozen", lambda _executor: False)
+
+    desk.attempts.turn(now + 105)
+    assert not executor.killed
+    desk.attempts.turn(now + 111)
+    assert executor.killed
+
+
 def test_an_attempt_that_killed_its_executor_is_blamed(desk: Desk) -> None:
     (executor,) = desk.pool.executors
     desk.claimed(a_claim())
