@@ -140,15 +140,14 @@ def _drive(given: argparse.Namespace, registry: Registry, target: Target) -> int
                 on_progress=narrator.hear,
                 on_requested=narrator.begin,
             )
-        except Refused:
+        finally:
+            narrator.stop()
+        if result.execution_id != request.execution_id:
             # Somebody else used the launch key while we were starting.
             with opened(dsn, "launch") as db:
                 before = _same_launch(db, given)
-            if before is None:
-                raise
-            return _follow_again(dsn, before, as_json=given.json)
-        finally:
-            narrator.stop()
+            if before is not None:
+                return _follow_again(dsn, before, as_json=given.json)
         if result.left:
             output.warn(
                 f"left; execution {result.execution_id} goes on as soon as a node adopts it: "
