@@ -25,7 +25,7 @@ from rowlock.protocol.model import BeatAnswer
 from rowlock.runtime.link import Link
 from rowlock.runtime.mailbox import Mailbox
 from rowlock.runtime.watchdog import LeaseBoard, boottime_ns
-from rowlock.runtime.work import Operation, carry_out, put_back
+from rowlock.runtime.work import Operation, carry_out
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +203,10 @@ class Heartbeat(threading.Thread):
             self._sent_at = time.monotonic()  # for `end_stuck`
             error = carry_out(operation, self._link, self._mailbox)
             self._sent_at = None
-            if error is not None:
-                put_back(operation, error, self._link, self._carried)
-                return  # beat first
+            if error is None:
+                continue
+            if operation.is_repeated_after(error):
+                # In order, unless the database answers, and refuses this one alone.
+                broken = self._link.connection is None
+                (self._carried.appendleft if broken else self._carried.append)(operation)
+            return  # beat first

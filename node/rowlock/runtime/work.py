@@ -44,16 +44,12 @@ class Operation:
     failed: Callable[[Exception], None] | None
     """None: it is repeated until the database has answered."""
     limit_seconds: float
+    tries: int = 0
+    """How often it was refused by itself, over a connection that works."""
 
-
-def put_back(operation: Operation, error: Exception, link: Link, queue: deque[Operation]) -> None:
-    """Keep an operation that must be carried out again after this error."""
-    if operation.failed is not None or is_final(error):
-        return
-    if link.connection is None:
-        queue.appendleft(operation)
-    else:
-        queue.append(operation)  # it alone is in trouble: the others need not wait for it
+    def is_repeated_after(self, error: Exception) -> bool:
+        """Whether it must be carried out again."""
+        return self.failed is None and not is_final(error)
 
 
 def carry_out(operation: Operation, link: Link, mailbox: Mailbox) -> Exception | None:
@@ -113,10 +109,11 @@ class Work(threading.Thread):
             dsn,
             application_name=application_name,
             idle_in_transaction_seconds=beat_seconds,
-            lock_seconds=limit_seconds / 2,  # an error, before `end_stuck` breaks the connection
+            lock_seconds=beat_seconds,
             on_connect=self._prepare,
         )
         self._queue: deque[Operation] = deque()
+        self._put_off: list[tuple[float, Operation]] = []  # until when
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -143,13 +140,16 @@ class Work(threading.Thread):
         *,
         limit_seconds: float | None = None,
     ) -> None:
-        """Repeat until the database has answered, before anything that comes after it."""
+        """Repeat until the database has answered, before anything that comes after it.
+
+        What comes after passes it only if the database answers, and refuses this one alone.
+        """
         self._put(Operation(run, done or _ignore, None, limit_seconds or self._limit_seconds))
 
     @property
     def waiting(self) -> int:
         """How many operations are not answered yet."""
-        return len(self._queue) + (self._running is not None)
+        return len(self._queue) + len(self._put_off) + (self._running is not None)
 
     def unanswered_seconds(self, now: float) -> float:
         """For how long operations have waited without any of them being answered."""
@@ -200,6 +200,7 @@ class Work(threading.Thread):
 
     def _carry_on(self) -> None:
         while not self._stop.is_set():
+            self._resume()
             if not self._queue:
                 self._wait_for_work()
                 continue
@@ -217,8 +218,39 @@ class Work(threading.Thread):
         if error is None:
             self._answered_at = time.monotonic()
             return
-        put_back(operation, error, self._link, self._queue)
+        repeated = operation.is_repeated_after(error)
+        if repeated and self._link.connection is not None:
+            self._put_off_alone(operation, error)
+            return
+        if repeated:
+            self._queue.appendleft(operation)
         self._pause(error)
+
+    def _put_off_alone(self, operation: Operation, error: Exception) -> None:
+        """The database answers, but this operation is in trouble: the others need not wait for it.
+
+        Somebody holds a lock that it needs, or a privilege is missing.
+        """
+        self._link.succeeded()
+        now = self._answered_at = time.monotonic()
+        operation.tries += 1
+        seconds = reconnect_seconds(
+            tries=operation.tries, cap_seconds=self._cap_seconds, draw=self._rng.random()
+        )
+        self._put_off.append((now + seconds, operation))
+        log.log(
+            logging.WARNING if operation.tries in {1, 10} else logging.DEBUG,
+            "%s; trying again",
+            first_line(error),
+            extra={"event": "operation_put_off", "tries": operation.tries},
+        )
+
+    def _resume(self) -> None:
+        """Queue what was put off for long enough."""
+        now = time.monotonic()
+        for entry in [entry for entry in self._put_off if entry[0] <= now]:
+            self._put_off.remove(entry)
+            self._queue.append(entry[1])
 
     def _pause(self, error: Exception) -> None:
         if self._stop.is_set():
@@ -249,7 +281,11 @@ class Work(threading.Thread):
                 self._pause(error)
             return
         try:
-            readable, _, _ = select.select([connection.pgconn.socket, self._wake_read], [], [])
+            due = min((until for until, _ in self._put_off), default=None)
+            wait = None if due is None else max(0.0, due - time.monotonic())
+            readable, _, _ = select.select(
+                [connection.pgconn.socket, self._wake_read], [], [], wait
+            )
             if connection.pgconn.socket in readable:
                 connection.pgconn.consume_input()
                 while (notify := connection.pgconn.notifies()) is not None:
