@@ -19,7 +19,7 @@ from tests.support.supervisor import is_alive, send
 from tests.support.waiting import wait_until
 
 NODES = 3
-SECONDS = 12.0
+SECONDS = 8.0
 ITEMS = 20
 
 
