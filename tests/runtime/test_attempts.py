@@ -213,9 +213,14 @@ def test_the_time_that_an_attempt_is_frozen_is_not_running_time(
     (executor,) = desk.pool.executors
     desk.claimed(a_claim(), timeout_seconds=10.0)
     now = desk.turn()
-    monkeypatch.setattr(desk.attempts, "_is_frozen", lambda _executor: True)
+    frozen = True
+
+    def is_frozen(_executor: object) -> bool:
+        return frozen
+
+    monkeypatch.setattr(desk.attempts, "_is_frozen", is_frozen)
     desk.attempts.turn(now + 100)
-    monkeypatch.setattr(desk.attempts, "_is_frozen", lambda _executor: False)
+    frozen = False
 
     desk.attempts.turn(now + 105)
     assert not executor.killed
