@@ -85,10 +85,10 @@ def test_a_node_whose_claim_came_too_late_begins_nothing(fleet: Fleet) -> None:
 def test_a_node_never_holds_more_than_its_slots_and_one_that_joins_gets_work_at_once(
     fleet: Fleet,
 ) -> None:
-    """A thousand partitions that take time, one node, then a second. (A system that hands work out
+    """Hundreds of partitions that take time, one node, then a second. (A system that hands work out
     ahead leaves nothing for the second one.)"""
     one = fleet.node("one", slots=3)
-    run = fleet.request(parts=parts(1000, step("wait", fleet.path("go"))))
+    run = fleet.request(parts=parts(300, step("wait", fleet.path("go"))))
     eventually(lambda: len(fleet.ledger().of("start")) == 3, "all slots of the first are busy")
 
     two = fleet.node("two", slots=2)
