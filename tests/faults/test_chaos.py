@@ -95,7 +95,8 @@ class Chaos:
     def _cut_connections(self, node: NodeProcess) -> None:
         self.fleet.rows(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname ="
-            " current_database() AND application_name IN (%s, %s, 'rowlock work')",
+            " current_database() AND (application_name IN (%s, %s)"
+            " OR starts_with(application_name, 'rowlock work'))",
             *(f"rowlock node {node.name}", f"rowlock beat {node.name}"),
         )
 

@@ -183,11 +183,11 @@ class Work:
         """End the server's side of the work connection."""
         gone = (
             "SELECT NOT EXISTS (SELECT FROM pg_stat_activity"
-            " WHERE application_name = 'rowlock work' AND datname = current_database())"
+            " WHERE starts_with(application_name, 'rowlock work') AND datname = current_database())"
         )
         self.database.rows(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE application_name = 'rowlock work' AND datname = current_database()"
+            " WHERE starts_with(application_name, 'rowlock work') AND datname = current_database()"
         )
         wait_until(lambda: self.database.value(gone))
 
@@ -780,7 +780,7 @@ def test_a_connection_that_breaks_during_commit_leaves_its_outcome_unknown(
 
     def kill_during_commit() -> None:
         waiting = (
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'rowlock work'"
+            "SELECT count(*) FROM pg_stat_activity WHERE starts_with(application_name, 'rowlock work')"
             " AND datname = current_database() AND wait_event_type = 'Lock'"
         )
         wait_until(lambda: work.database.value(waiting) == 1)

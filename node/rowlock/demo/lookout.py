@@ -137,7 +137,7 @@ class Lookout:
                 SELECT FROM pg_stat_activity
                 WHERE datname = current_database() AND (
                     application_name IN (%(node)s, %(beat)s)
-                    OR application_name = 'rowlock work'
+                    OR starts_with(application_name, 'rowlock work')
                         AND state <> 'idle' AND xact_start < %(since)s))
             """,
             {"node": f"rowlock node {node}", "beat": f"rowlock beat {node}", "since": since},
