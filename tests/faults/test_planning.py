@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from tests.support.fault_jobs import parts, step
 from tests.support.fleet import Fleet, LaunchProcess, eventually
 
 BROKEN = {
@@ -61,6 +62,25 @@ def test_a_plan_that_never_ends_is_cancelled_with_its_execution(fleet: Fleet) ->
     assert fleet.value("SELECT count(*) FROM rowlock.batch_partitions") == 0
     assert fleet.value("SELECT count(*) FROM rowlock.batch_staging") == 0
     fleet.wait(fleet.request("fault.planned", params=fleet.plan(2)))
+
+
+def test_a_plan_that_takes_long_keeps_no_other_execution_waiting(fleet: Fleet) -> None:
+    """A node plans one execution at a time. While it does it adopts no second one: another node that
+    is free, or joins later, plans that."""
+    one = fleet.node("one")
+    long = fleet.request(plan=[step("wait", fleet.path("go"))], parts=parts(1))
+    fleet.wait_ledger("plan_start", "plan")
+    others = [fleet.request(parts=parts(1, prefix=f"q{n}")) for n in range(3)]
+    one.wait_beats(5)
+    assert {fleet.status(run) for run in others} == {"REQUESTED"}
+
+    fleet.node("two")
+
+    for run in others:
+        fleet.wait(run)
+    assert fleet.status(long) == "PLANNING"
+    fleet.open("go")
+    fleet.wait(long)
 
 
 def test_a_large_plan_takes_no_more_memory_than_a_small_one(fleet: Fleet) -> None:

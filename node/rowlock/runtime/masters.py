@@ -122,9 +122,7 @@ class Masters:
 
     def turn(self, now: float) -> None:
         """Do all that is due."""
-        # A node whose executor cannot start (a broken installation) would keep what it adopts from
-        # those that could run it.
-        if self.adoptable and self._executor.ready and not self._host.draining:
+        if self.adoptable and self._is_free and not self._host.draining:
             self.adopt(None)
         if self._driven and self._executor.is_failing:
             log.error(
@@ -140,6 +138,15 @@ class Masters:
                 master.finish_at = None
                 self._calls.append((master, "finish"))
         self._start_call()
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether a plan could begin now.
+
+        A node that is busy with one, or whose executor cannot start (a broken installation), would
+        keep what it adopts from nodes that are free.
+        """
+        return self._executor.ready and self._running is None and not self._calls
 
     def adopt(self, execution: UUID | None) -> None:
         """Try to become master of this execution, or of the first that waits."""
