@@ -750,6 +750,13 @@ def a_completed_attempt_commits(scene: Scene) -> None:
         assert not commits(work)
 
 
+def a_claim_stands_while_its_holder_works(scene: Scene) -> None:
+    _, claim = scene.a_claim()
+    with fenced(scene, claim) as (work, _):
+        found = scene.store.connection.execute("SELECT pid FROM rowlock.stranded_sessions()")
+        assert (work.info.backend_pid,) not in found.fetchall()
+
+
 # -- which belongs to which ------------------------------------------------------------------------------
 
 TOKEN: Final = "only the claim that was taken"
@@ -966,5 +973,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
         old="p.status COLLATE \"C\" = 'CLAIMED'",
         new="true",
         scenario=a_completed_attempt_commits,
+    ),
+    "stranded_sessions: the transaction of a claim that stands is its holder's": Mutant(
+        old="p.status = 'CLAIMED'", new="false", scenario=a_claim_stands_while_its_holder_works
     ),
 }
