@@ -7,15 +7,17 @@ Three rules keep a restarted, doubled or late operator harmless, and the shell h
 
 1. **Observe in this order**: first the BatchJob and its Job (the cache of the watch), then the
    database. What the database says is then never older than the status that it is compared with.
-2. **Act on database first.** After any `DatabaseAction` observe again at once and reconcile again.
+2. **The database first.** After any `DatabaseAction` observe again at once and reconcile again.
    `RequestExecution` has an answer; hand it over as `Observed.answer` in those later passes, until the
-   attempt that it was about is no longer the wanted one, or the action is returned anew.
+   attempt that it was about is no longer the wanted one, or the action is returned anew. Bound the
+   passes (say ten) and go back to the queue after them.
 3. **Nothing is retried blindly.** 409 on creating a Job or an event means that it is there; 409 on a
    status means that somebody was quicker: observe again. 404 on deleting means done.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -36,6 +38,9 @@ LABEL_BATCHJOB: Final = f"{GROUP}/batchjob"
 """Label of the master Job and its pods: the name of their BatchJob."""
 LABEL_EXECUTION: Final = f"{GROUP}/execution-id"
 """Label of the master Job and its pods: the execution that they are for."""
+
+LABEL_CHARS: Final = 63
+"""How long the value of a label may be, and so the name of a Job."""
 
 Json: TypeAlias = Any
 """Any JSON value: what is in a manifest, and in parameters, is not ours to type."""
@@ -155,8 +160,15 @@ class BatchJob:
 
 
 def master_job_name(name: str, attempt: int) -> str:
-    """The name of the Job for one attempt of a BatchJob: the second belt of the launch."""
-    return f"{name}-{attempt}"
+    """The name of the Job for one attempt of a BatchJob: the second belt of the launch.
+
+    A name that no pod label could hold is cut, and told apart by a digest.
+    """
+    whole = f"{name}-{attempt}"
+    if len(whole) <= LABEL_CHARS:
+        return whole
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
+    return f"{whole[: LABEL_CHARS - 13].rstrip('-.')}-{digest}"
 
 
 def launch_key(cluster: str, uid: str, attempt: int) -> str:
@@ -229,7 +241,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterJob:
-    """The Kubernetes Job named `BatchJob.job_name`, whoever owns it."""
+    """A Kubernetes Job that is, or stands in the place of, the master Job of an attempt."""
 
     name: str
     uid: str
@@ -319,8 +331,12 @@ class Observed:
     execution: Execution | None = None
     """The latest execution (by exec_no) whose requester is this BatchJob: kind BatchJob, this cluster
     and this uid."""
-    job: MasterJob | None = None
-    """The Job named `batchjob.job_name`, also if it belongs to somebody else."""
+    jobs: Mapping[str, MasterJob] = field(default_factory=lambda: MappingProxyType({}))
+    """Jobs by name: all that this BatchJob controls, the one named `batchjob.job_name` whoever owns it,
+    and any other that a CreateJob found in its way (409)."""
+    create_problem: str = ""
+    """What the API server said when it refused the last CreateJob (403, 422): quota, admission, an
+    invalid template. Only in the pass right after it."""
     contract: Contract | None = None
     """Of `spec.job`; needed only while there is no execution for `batchjob.attempt`."""
     job_names: tuple[str, ...] = ()
@@ -329,6 +345,8 @@ class Observed:
     """Living nodes with slots that accept the job in the BatchJob's pool; None: not asked."""
     answer: Answer | None = None
     """The answer to the last `RequestExecution`, see above."""
+    revision_written: int | None = None
+    """Highest revision of `execution` that this operator has shown in the status; None: none yet."""
 
 
 # -- what to do --------------------------------------------------------------------------------
@@ -409,8 +427,7 @@ class DeleteJob:
 class PatchStatus:
     """Replace the status, with the resourceVersion of the BatchJob that was observed.
 
-    `status` is complete. In a merge patch, the fields that the old status has and this one lacks have
-    to be null.
+    `status` is complete; `status.merge_patch` makes a merge patch of it.
     """
 
     status: JsonObject
