@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -165,6 +165,7 @@ class Server:
         options: Mapping[str, str | int] | None = None,
         fsync: bool | None = None,
         port: int | None = None,
+        addresses: Sequence[str] = (),
         binaries: Binaries | None = None,
     ) -> Self:
         """Start a server and wait until it accepts connections.
@@ -176,6 +177,8 @@ class Server:
             fsync: Whether data survive a crash of the machine. None: only kept data do.
             port: TCP port on 127.0.0.1. None keeps the one of the folder's last run if it is
                 still free, else takes a free one.
+            addresses: Where it listens beside 127.0.0.1, for programs on other machines or in
+                containers. They need a password, as everybody does, and nothing is encrypted.
             binaries: Which programs to use. None finds some, of the major version that made the
                 data where there are data.
 
@@ -194,6 +197,7 @@ class Server:
             package=str(binaries.package) if binaries.package else None,
             folder=str(folder) if folder else None,
             port=port,
+            addresses=list(addresses),
             options=settings,
             fsync=folder is not None if fsync is None else fsync,
             superuser=SUPERUSER,

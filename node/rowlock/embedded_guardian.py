@@ -84,6 +84,8 @@ class Plan:
     """Folder to keep the data in; None is a throw-away one."""
     port: int | None
     """TCP port; None takes the one of the last run, or a free one."""
+    addresses: list[str]
+    """Where to listen beside 127.0.0.1. If any, whoever knows a password is let in from anywhere."""
     options: dict[str, str]
     """Server settings, as in postgresql.conf."""
     fsync: bool
@@ -326,6 +328,7 @@ class Guardian:
         self._home = home = make_home(plan, self._identity)
         self._binaries = self._usable_binaries()
         note = self._initialise()
+        self._admit_others()
         self._port_is_fixed = plan.port is not None
         self._port = plan.port or note.port
         return {"folder": str(home.path), "password": note.password}
@@ -486,10 +489,19 @@ class Guardian:
             lines = ended.stdout.decode(errors="replace").strip().splitlines()
             raise GuardianError("initdb failed: " + " / ".join(lines[-LOG_LINES:]))
 
+    def _admit_others(self) -> None:
+        """Let other machines log in, where the server listens to them; initdb admits only this one."""
+        plan, _, home = self._known()
+        rules = home.data / "pg_hba.conf"
+        rule = "host all all all scram-sha-256\n"
+        if plan.addresses and not rules.read_text().endswith(rule):
+            with rules.open("a") as file:
+                file.write(rule)
+
     def _spawn(self) -> tuple[Home, subprocess.Popen[bytes]]:
         plan, identity, home = self._known()
         settings = {
-            "listen_addresses": "127.0.0.1",
+            "listen_addresses": ",".join(["127.0.0.1", *plan.addresses]),
             "port": str(self._port),
             "unix_socket_directories": self._socket_dir(),
             **({} if plan.fsync else {"fsync": "off", "full_page_writes": "off"}),

@@ -175,6 +175,17 @@ def test_it_runs_as_an_unprivileged_user(server: Server) -> None:
     assert owner == (pwd.getpwnam("nobody").pw_uid if AS_ROOT else os.geteuid())
 
 
+def test_another_address_takes_who_has_a_password() -> None:
+    # Linux answers on all of 127/8, and from there nobody is 127.0.0.1, the only one initdb admits.
+    with Server.start(binaries=chosen_binaries(), addresses=["127.0.0.2"]) as server:
+        elsewhere = make_conninfo(server.dsn, host="127.0.0.2")
+        with psycopg.connect(elsewhere) as db:
+            assert db.info.host == "127.0.0.2"
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(make_conninfo(elsewhere, password="a guess"))
+        assert ask(server, "SHOW listen_addresses") == "127.0.0.1,127.0.0.2"
+
+
 @every_version
 def test_a_normal_user_can_have_one_too(binaries: Binaries, folder: Path) -> None:
     # As root we become nobody for this; the guardian needs no package, so any Python will do.
@@ -189,6 +200,7 @@ def test_a_normal_user_can_have_one_too(binaries: Binaries, folder: Path) -> Non
         package=None,
         folder=str(home / "kept"),
         port=None,
+        addresses=[],
         options={},
         fsync=False,
         superuser="somebody",

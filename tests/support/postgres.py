@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rowlock.db.migrate import migrate
 from rowlock.embedded import LOWEST_MAJOR, Binaries, Server, find_binaries
@@ -85,10 +85,20 @@ class Cluster:
         return cls(dsn, None) if dsn else cls.private()
 
     @classmethod
-    def private(cls) -> Self:
-        """A throw-away server of its own, for tests that stop, freeze or break it."""
-        server = Server.start(options=OPTIONS, fsync=False, binaries=chosen_binaries())
-        return cls(server.dsn_of("postgres"), server)
+    def private(cls, address: str | None = None) -> Self:
+        """A throw-away server of its own, for tests that stop, freeze or break it.
+
+        Args:
+            address: Where others than this machine reach it; all connection strings name it then.
+        """
+        server = Server.start(
+            options=OPTIONS,
+            fsync=False,
+            addresses=[address] if address else [],
+            binaries=chosen_binaries(),
+        )
+        dsn = server.dsn_of("postgres")
+        return cls(make_conninfo(dsn, host=address) if address else dsn, server)
 
     @property
     def template(self) -> str:
