@@ -51,6 +51,36 @@ test: lint types  ## Check style, types and layers, then run the tests with cove
 	$(BIN)/coverage erase
 	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
 
+# The cluster of `make cluster`: a folder with the programs up, exec, image and fault, which run one
+# on this machine; without BED it is the one that KUBECONFIG names, which has the images already
+# (manifests/kind/run makes such a one). LEVEL=apiserver is enough for what needs no running pods.
+BED ?=
+LEVEL ?= nodes
+# Only for that target: with the level in its environment `make test` would run those tests too.
+cluster: export ROWLOCK_CLUSTER_LEVEL = $(LEVEL)
+cluster: export ROWLOCK_CLUSTER_NODE_IMAGE ?= localhost/rowlock-node:test
+cluster: export ROWLOCK_CLUSTER_OPERATOR_IMAGE ?= localhost/rowlock-operator:test
+cluster: export ROWLOCK_CLUSTER_DEMO_IMAGE ?= localhost/rowlock-demo:test
+ifneq ($(BED),)
+cluster: export ROWLOCK_CLUSTER_DB_ADDRESS ?= 10.99.0.254
+cluster: export ROWLOCK_CLUSTER_FAULT ?= $(BED)/fault
+endif
+
+.PHONY: cluster
+cluster: .venv/.dev  ## Run the tests that need Kubernetes: BED=folder, or the cluster of KUBECONFIG
+ifneq ($(BED),)
+	$(BED)/up $(if $(filter nodes,$(LEVEL)),2,cp)
+ifeq ($(LEVEL),nodes)
+	$(BED)/image "$$ROWLOCK_CLUSTER_NODE_IMAGE" node/Dockerfile .
+	$(BED)/image "$$ROWLOCK_CLUSTER_OPERATOR_IMAGE" operator/Dockerfile .
+	$(BED)/image "$$ROWLOCK_CLUSTER_DEMO_IMAGE" manifests/demo/Dockerfile . \
+		--build-arg "ROWLOCK_NODE=$$ROWLOCK_CLUSTER_NODE_IMAGE"
+endif
+	$(BED)/exec $(BIN)/python -m pytest tests/cluster $(ARGS)
+else
+	$(BIN)/python -m pytest tests/cluster $(ARGS)
+endif
+
 .PHONY: lint
 lint: .venv/.dev  ## Check style and the layers between packages
 	$(BIN)/ruff check

@@ -6,11 +6,15 @@ empty_database    a database of its own without it
 private_database  as `database`, on a server that this test may stop, freeze or break
 """
 
+import os
 from collections.abc import Generator
 
 import pytest
 
 from tests.support.postgres import Cluster, Database
+
+# They need a Kubernetes cluster, and `make cluster` says which.
+collect_ignore = [] if "ROWLOCK_CLUSTER_LEVEL" in os.environ else ["cluster"]
 
 _LOG_START = pytest.StashKey[int]()
 
