@@ -49,7 +49,11 @@ demo-check: .venv/.demo  ## Run the fast demo RUNS times (20); each must end wit
 .PHONY: test
 test: lint types  ## Check style, types and layers, then run the tests with coverage
 	$(BIN)/coverage erase
-	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest --cov --cov-report=term --ignore=tests/faults $(ARGS)
+
+.PHONY: faults
+faults: .venv/.dev  ## Kill, freeze and cut off real nodes and databases: nothing lost, nothing doubled
+	$(BIN)/python -m pytest tests/faults $(ARGS)
 
 # The cluster of `make cluster`: a folder with the programs up, exec, image and fault, which run one
 # on this machine; without BED it is the one that KUBECONFIG names, which has the images already
