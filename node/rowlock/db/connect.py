@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -22,6 +22,29 @@ DEFAULTS: Final[dict[str, Any]] = {
 }
 
 READ_ONLY_SQL_TRANSACTION: Final = "25006"
+
+SESSION: Final[LiteralString] = (
+    # The server's keepalives as well: of a client that vanished it otherwise keeps the
+    # transaction, with all its locks, for two hours. A Unix socket ignores them.
+    "SELECT set_config('idle_in_transaction_session_timeout', %s, false),"
+    " set_config('lock_timeout', %s, false),"
+    # A statement that nobody waits for any more ends; where the server's system can tell.
+    " CASE WHEN version() ~ 'linux'"
+    "  THEN set_config('client_connection_check_interval', '2000', false) END,"
+    " set_config('tcp_keepalives_idle', '5', false),"
+    " set_config('tcp_keepalives_interval', '2', false),"
+    " set_config('tcp_keepalives_count', '3', false),"
+    # What the protocol rests on, whatever the database's own defaults are: each statement of a
+    # function sees what was committed before it, and a claim or a start that was answered
+    # outlives a crash of the server.
+    " set_config('default_transaction_isolation', 'read committed', false),"
+    " set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
+    "  WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false),"
+    " set_config('jit', 'off', false),"
+    " set_config('TimeZone', 'UTC', false)"
+)
+"""Settings of a new session. Parameters: idle_in_transaction_session_timeout and lock_timeout, as text
+in milliseconds."""
 
 
 def connect(
@@ -50,24 +73,7 @@ def connect(
     try:
         connection = psycopg.connect(make_conninfo(**options), autocommit=True)
         connection.execute(
-            # The server's keepalives as well: of a client that vanished it otherwise keeps the
-            # transaction, with all its locks, for two hours. A Unix socket ignores them.
-            "SELECT set_config('idle_in_transaction_session_timeout', %s, false),"
-            " set_config('lock_timeout', %s, false),"
-            # A statement that nobody waits for any more ends; where the server's system can tell.
-            " CASE WHEN version() ~ 'linux'"
-            "  THEN set_config('client_connection_check_interval', '2000', false) END,"
-            " set_config('tcp_keepalives_idle', '5', false),"
-            " set_config('tcp_keepalives_interval', '2', false),"
-            " set_config('tcp_keepalives_count', '3', false),"
-            # What the protocol rests on, whatever the database's own defaults are: each statement of a
-            # function sees what was committed before it, and a claim or a start that was answered
-            # outlives a crash of the server.
-            " set_config('default_transaction_isolation', 'read committed', false),"
-            " set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
-            "  WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false),"
-            " set_config('jit', 'off', false),"
-            " set_config('TimeZone', 'UTC', false)",
+            SESSION,
             (str(int(idle_in_transaction_seconds * 1000)), str(int(lock_seconds * 1000))),
         )
     except psycopg.Error as error:
@@ -119,7 +125,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def shut(connection: psycopg.Connection[Any]) -> None:
+def shut(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """End a connection from another thread, even while a statement waits on it for ever.
 
     A frozen server answers nothing, and neither statement_timeout nor keepalives end the wait of

@@ -120,6 +120,9 @@ CREATE TABLE batch_job_coordination (
 CREATE INDEX batch_executions_live ON batch_job_coordination (pool, status)
     WHERE status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED');
 CREATE INDEX batch_executions_by_job ON batch_job_coordination (job_name, exec_no DESC);
+-- What has this Kubernetes resource asked for? The operator looks at each change of one.
+CREATE INDEX batch_executions_by_requester ON batch_job_coordination ((requester ->> 'uid'), exec_no DESC)
+    WHERE requester ->> 'uid' IS NOT NULL;
 
 CREATE FUNCTION rowlock._next_revision() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
