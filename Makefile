@@ -33,7 +33,7 @@ endif
 
 .PHONY: help
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: .venv/.dev  ## Make .venv with everything that the tests need
@@ -100,6 +100,14 @@ types: .venv/.dev  ## Check types with mypy --strict and pyright
 format: .venv/.dev  ## Put the code into its house style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+EXPORT := $(UV) export --quiet --frozen --no-dev --no-emit-project --no-annotate --no-header
+
+.PHONY: requirements
+requirements: .venv/.dev  ## Write what the images install, after a change of uv.lock
+	$(EXPORT) > node/requirements.txt
+	$(EXPORT) --extra operator > operator/requirements.txt
+	$(EXPORT) --extra embedded > manifests/demo/requirements.txt
 
 .PHONY: bench
 bench: .venv/.dev  ## Measure; ratios within one run, never a gate
