@@ -7,10 +7,10 @@ Three rules keep a restarted, doubled or late operator harmless, and the shell h
 
 1. **Observe in this order**: first the BatchJob and its Job (the cache of the watch), then the
    database. What the database says is then never older than the status that it is compared with.
-2. **The database first.** After any `DatabaseAction` observe again at once and reconcile again.
-   `RequestExecution` has an answer; hand it over as `Observed.answer` in those later passes, until the
-   attempt that it was about is no longer the wanted one, or the action is returned anew. Bound the
-   passes (say ten) and go back to the queue after them.
+2. **The database first.** Stop at the first action that fails. After any `DatabaseAction` observe again
+   at once and reconcile again; bound these passes (say ten) and go back to the queue after them.
+   `RequestExecution` has an answer: hand it over as `Observed.answer` in the passes that follow at
+   once, and forget it when the BatchJob goes back to the queue, since answers change.
 3. **Nothing is retried blindly.** 409 on creating a Job or an event means that it is there; 409 on a
    status means that somebody was quicker: observe again. 404 on deleting means done.
 """
@@ -197,6 +197,8 @@ class FailedPartition:
     reason: str
     """The type of its last error."""
     message: str
+    outcome_unknown: bool = False
+    """AT_MOST_ONCE work that was cut off: `last_error ->> 'outcome'` is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,7 +348,8 @@ class Observed:
     answer: Answer | None = None
     """The answer to the last `RequestExecution`, see above."""
     revision_written: int | None = None
-    """Highest revision of `execution` that this operator has shown in the status; None: none yet."""
+    """Highest revision of `execution` that this operator has shown in the status; None: none in the
+    last minute (a database restored from a backup begins anew)."""
 
 
 # -- what to do --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rowlock.contract_schema import absent_parameters, check_against_schema
 from rowlock.db import views
 from rowlock.db.views import Connection
 from rowlock.errors import NotFound, UsageError, near_names
@@ -67,8 +68,6 @@ def published_target(db: Connection, registry: Registry, job: str, given: str | 
         NotFound: No node has published the job; suggests near names, also of jobs that are here.
         ContractError: The parameters do not fit the schema; names the path.
     """
-    from rowlock.contract_schema import check_against_schema
-
     known = views.contracts(db, job=job, limit=1)
     if not known:
         raise NotFound("job", job, near_names(job, {*registry.names, *views.job_names(db)}))
@@ -95,14 +94,12 @@ def has_nodes(db: Connection, job: str, contract_hash: str, pool: str) -> bool:
 def parameters_text(given: str | None, schema: Mapping[str, Any]) -> str:
     """The JSON text of `--params`: as written, from a file (`@file`), or from standard input (`@-`).
 
-    Without `--params` it is `{}`, or `null` for a job that takes nothing.
-
     Raises:
         UsageError: The file cannot be read.
         ContractError: It is no JSON that the database could keep.
     """
     if given is None:
-        return "null" if schema.get("type") == "null" else "{}"
+        return absent_parameters(schema)
     return check_json(
         _read(given) if given.startswith("@") else given, "parameters", PARAMETERS_BYTES
     )
