@@ -27,7 +27,7 @@ from rowlock_operator.model import (
 )
 from rowlock_operator.pools import main_container
 from rowlock_operator.refusal import Reason, Refusal
-from rowlock_operator.resources import as_list, as_object, is_object
+from rowlock_operator.resources import as_list, as_object, is_array, is_object
 
 HTTP_PORT: Final = 8080
 BACKOFF_LIMIT: Final = 6
@@ -233,9 +233,10 @@ def _laid_over(below: JsonObject, above: JsonObject, path: str) -> _Object:
         here = f"{path}.{field}"
         if value is None:
             merged.pop(field, None)
-        elif isinstance(value, list) and field in _MERGE_KEYS:
-            members = as_list(value)
-            merged[field] = _lists(as_list(merged.get(field)), members, _MERGE_KEYS[field], here)
+        elif field in _MERGE_KEYS:
+            if not is_array(value):
+                raise _refusal(f"{here} is not a list")
+            merged[field] = _lists(as_list(merged.get(field)), value, _MERGE_KEYS[field], here)
         elif is_object(value):
             merged[field] = _laid_over(as_object(merged.get(field)), value, here)
         else:

@@ -72,7 +72,7 @@ def as_object(value: object) -> JsonObject:
 
 def as_list(value: object) -> list[Json]:
     """The value if it is a JSON array, else an empty one."""
-    return value if _is_array(value) else []
+    return value if is_array(value) else []
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -91,7 +91,8 @@ def parse_time(value: object) -> datetime | None:
     return moment if moment.tzinfo else None
 
 
-def _is_array(value: object) -> TypeGuard[list[Json]]:
+def is_array(value: object) -> TypeGuard[list[Json]]:
+    """Whether it is a JSON array."""
     return isinstance(value, list)
 
 
