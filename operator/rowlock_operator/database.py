@@ -202,7 +202,7 @@ class Database:
 
     # -- looks at one BatchJob -----------------------------------------------------------------
 
-    async def execution_of(self, uid: str) -> Execution | None:
+    async def execution_of(self, uid: str) -> Row | None:
         """The latest execution that a BatchJob has asked for.
 
         Raises:
@@ -214,7 +214,7 @@ class Database:
             " ORDER BY e.exec_no DESC LIMIT 1",
             {"uid": uid, "cluster": self._cluster, "kind": KIND},
         )
-        return self._row(rows[0]).execution if rows else None
+        return self._row(rows[0]) if rows else None
 
     async def live_executions_of(self, uid: str) -> list[Row]:
         """The executions of a BatchJob that have not ended.
@@ -238,7 +238,8 @@ class Database:
         """
         rows = await self._rows(
             "SELECT partition_key, claims, coalesce(last_error ->> 'type', '') AS reason,"
-            " left(coalesce(last_error ->> 'message', ''), %(text)s) AS message"
+            " left(coalesce(last_error ->> 'message', ''), %(text)s) AS message,"
+            " coalesce(last_error ->> 'outcome' = 'unknown', false) AS outcome_unknown"
             " FROM rowlock.partitions"
             " WHERE execution_id = %(id)s AND status = 'FAILED'"
             " ORDER BY step, partition_key LIMIT %(limit)s",
@@ -250,6 +251,7 @@ class Database:
                 attempts=row["claims"],
                 reason=row["reason"],
                 message=row["message"],
+                outcome_unknown=row["outcome_unknown"],
             )
             for row in rows
         )

@@ -1,0 +1,209 @@
+"""Gather everything that one decision about a BatchJob rests on.
+
+First what the API server said, then the database, so that what the database says is never older
+than the status that it is compared with. A look of the mirror counts if it began after we got the
+BatchJob and after our last act; otherwise the database is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+from uuid import UUID
+
+from rowlock.errors import Unavailable
+from rowlock_operator.cache import Cache, Seen, SeenJob
+from rowlock_operator.client import PODS, ApiError, Kubernetes
+from rowlock_operator.database import FAILED_PARTITIONS_MAX, Database, Row
+from rowlock_operator.model import (
+    Answer,
+    BatchJob,
+    Contract,
+    Execution,
+    FailedPartition,
+    MasterJob,
+    Observed,
+    Options,
+)
+from rowlock_operator.podtrouble import trouble
+
+_FAILED_KNOWN_MAX: Final = 10_000
+"""Executions whose failed partitions are remembered; beyond that they are read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """An execution as a query showed it that began at this moment (monotonic seconds)."""
+
+    row: Row
+    at: float
+
+
+class Observer:
+    """Knows what was seen of each BatchJob and asks for the rest."""
+
+    def __init__(
+        self,
+        *,
+        cache: Cache,
+        database: Database,
+        kubernetes: Kubernetes,
+        options: Callable[[], Options],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache = cache
+        self._database = database
+        self._kubernetes = kubernetes
+        self._options = options
+        self._clock = clock
+        self._started_at = datetime.now(UTC)
+        self._looks: dict[str, _Look] = {}
+        self._acted: dict[str, float] = {}
+        self._answers: dict[str, Answer] = {}
+        self._shown: dict[str, tuple[UUID, int]] = {}
+        self._failed: dict[UUID, tuple[int, tuple[FailedPartition, ...]]] = {}
+        self.database_seen_at: datetime | None = None
+        """When the database last answered, by the clock of this machine."""
+
+    # -- what the others know ------------------------------------------------------------------
+
+    def mirrored(self, rows: Iterable[Row], asked_at: float) -> None:
+        """Take note of the executions that the mirror saw by a query that began then."""
+        self.database_seen_at = datetime.now(UTC)
+        for row in rows:
+            known = self._looks.get(row.uid)
+            if known is None or row.number >= known.row.number:
+                self._looks[row.uid] = _Look(row, asked_at)
+
+    def acted(self, uid: str) -> None:
+        """Something was changed in the database for this BatchJob: earlier looks are out of date."""
+        self._acted[uid] = self._clock()
+
+    def answered(self, uid: str, answer: Answer) -> None:
+        """The database has answered a request."""
+        self._answers[uid] = answer
+
+    def shown(self, uid: str, execution: Execution | None) -> None:
+        """A status with this state of an execution was written."""
+        if execution is not None:
+            self._shown[uid] = (execution.execution_id, execution.revision)
+
+    def forget(self, uid: str) -> None:
+        """The BatchJob is gone."""
+        for known in (self._looks, self._acted, self._answers, self._shown):
+            known.pop(uid, None)
+
+    # -- gathering -----------------------------------------------------------------------------
+
+    async def observe(
+        self, seen: Seen, *, in_the_way: Iterable[str] = (), create_problem: str = ""
+    ) -> Observed:
+        """Everything about a BatchJob.
+
+        Args:
+            seen: The BatchJob.
+            in_the_way: Names of Jobs that were found where ours should be.
+            create_problem: Why the API server refused the last Job.
+        """
+        batchjob = seen.batchjob
+        jobs = self._cache.jobs_of(batchjob, in_the_way)
+        observed = Observed(
+            batchjob=batchjob,
+            options=self._options(),
+            now=datetime.now(UTC),
+            database_up=True,
+            started_at=self._started_at,
+            jobs={name: one.job for name, one in jobs.items()},
+            create_problem=create_problem,
+            answer=self._answer(batchjob),
+        )
+        try:
+            observed = await self._with_database(observed, seen)
+        except Unavailable:
+            observed = replace(observed, database_up=False)
+        execution = observed.execution
+        ended = execution is not None and execution.ended
+        troubled = {
+            name: await self._with_trouble(batchjob, one)
+            for name, one in jobs.items()
+            if is_starting(batchjob, one) or (one.job.failed and not ended)
+        }
+        shown = self._shown.get(batchjob.uid)
+        same = shown is not None and execution is not None and shown[0] == execution.execution_id
+        return replace(
+            observed,
+            now=datetime.now(UTC),
+            jobs={**observed.jobs, **troubled},
+            database_seen_at=self.database_seen_at,
+            revision_written=shown[1] if same and shown is not None else None,
+        )
+
+    def _answer(self, batchjob: BatchJob) -> Answer | None:
+        answer = self._answers.get(batchjob.uid)
+        if answer is not None and answer.attempt != batchjob.attempt:
+            del self._answers[batchjob.uid]
+            return None
+        return answer
+
+    async def _with_database(self, observed: Observed, seen: Seen) -> Observed:
+        batchjob = observed.batchjob
+        execution = await self._execution(seen)
+        contract: Contract | None = None
+        names: tuple[str, ...] = ()
+        nodes: int | None = None
+        if execution is None or execution.attempt != batchjob.attempt:
+            contract = await self._database.contract(batchjob.spec.job)
+            if contract is None:
+                names = await self._database.job_names()
+        if execution is None or (not execution.ended and execution.running == 0):
+            nodes = await self._database.pool_nodes(batchjob.spec.job, batchjob.spec.pool)
+        self.database_seen_at = datetime.now(UTC)
+        return replace(
+            observed, execution=execution, contract=contract, job_names=names, pool_nodes=nodes
+        )
+
+    async def _execution(self, seen: Seen) -> Execution | None:
+        uid = seen.batchjob.uid
+        look = self._looks.get(uid)
+        if look is not None and look.at > max(seen.at, self._acted.get(uid, seen.at)):
+            execution: Execution | None = look.row.execution
+        else:
+            asked_at = self._clock()
+            row = await self._database.execution_of(uid)
+            if row is not None:
+                self._looks[uid] = _Look(row, asked_at)
+            execution = row.execution if row is not None else None
+        if execution is None or execution.failed == 0:
+            return execution
+        return replace(execution, failed_partitions=await self._failed_of(execution))
+
+    async def _failed_of(self, execution: Execution) -> tuple[FailedPartition, ...]:
+        """The first failed partitions: read when there are more of them than we know."""
+        count, known = self._failed.get(execution.execution_id, (0, ()))
+        if count == execution.failed or len(known) >= FAILED_PARTITIONS_MAX:
+            return known
+        found = await self._database.failed_partitions(execution.execution_id)
+        if len(self._failed) >= _FAILED_KNOWN_MAX:
+            self._failed.clear()
+        self._failed[execution.execution_id] = (execution.failed, found)
+        return found
+
+    async def _with_trouble(self, batchjob: BatchJob, seen: SeenJob) -> MasterJob:
+        """The Job, with what keeps its pod from running."""
+        try:
+            pods = await self._kubernetes.list_all(
+                PODS, batchjob.namespace, labels=f"batch.kubernetes.io/job-name={seen.job.name}"
+            )
+        except ApiError:
+            return seen.job  # what is not known keeps nothing else from being done
+        return replace(seen.job, pod_trouble=trouble(pods))
+
+
+def is_starting(batchjob: BatchJob, seen: SeenJob) -> bool:
+    """Whether a Job of a BatchJob is to have a pod, and none is ready."""
+    job = seen.job
+    over = job.succeeded or job.failed or job.suspended or job.deleting
+    return job.owner_uid == batchjob.uid and not over and seen.ready == 0
