@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -243,6 +244,23 @@ class Acts:
             pid = int(child.stdout.readline())
         self._ledger.write("spawned", how=how, child=pid)
 
+    def fork(self, _nothing: None) -> None:
+        """A child that runs the interpreter's whole end, and pools of the two kinds that people use."""
+        child = os.fork()
+        if child == 0:
+            sys.exit()  # through every `with` and `finally` of the parent's stack
+        _, status = os.waitpid(child, 0)
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            doubled = pool.map(_double, [1, 2, 3])
+        self._ledger.write("forked", status=status, doubled=doubled)
+
+    def fork_in_transaction(self, _nothing: None) -> None:
+        """The same while a transaction is open, which must survive it."""
+        with self.ctx.transaction() as db:
+            self._insert(db, 0)
+            self.fork(None)
+            self._insert(db, 1)
+
     # -- effects -------------------------------------------------------------------------------
 
     def effect(self, name: str) -> None:
@@ -309,6 +327,10 @@ class Acts:
             "INSERT INTO fleet.effects (key, item, attempt, node) VALUES (%s, %s, %s, %s)",
             (self._key, item, self.ctx.attempt, os.environ.get(NODE_VARIABLE, "")),
         )
+
+
+def _double(number: int) -> int:
+    return 2 * number
 
 
 def _without_core_dump() -> None:

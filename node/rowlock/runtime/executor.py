@@ -232,6 +232,11 @@ class Executor:
             return self._plan(work)
         return self._finish(work)
 
+    @property
+    def _is_copy(self) -> bool:
+        """Whether author code forked this process, which then ends as it likes."""
+        return os.getpid() != self._pid
+
     # -- the line of a context to the supervisor ----------------------------------------------
 
     def tell(self, message: ToSupervisor) -> None:
@@ -240,7 +245,7 @@ class Executor:
         Raises:
             UsageError: The caller is a copy of this process that author code forked.
         """
-        if os.getpid() != self._pid:
+        if self._is_copy:
             raise UsageError(
                 "a forked copy of the executor used its context, or returned from author code: "
                 "let the child process end with os._exit(), or hand its result to the parent"
@@ -295,7 +300,9 @@ class Executor:
             ctx.check_end()
             text = definition.result.encode(result)
             committed = ctx.commit_deferred("completion", text)
-        except BaseException as error:  # noqa: BLE001 - author code raises what it likes
+        except BaseException as error:
+            if self._is_copy:
+                raise
             return self._after_error(attempt, ctx, error, at_most_once=run.handshake)
         finally:
             ctx.fate.over = True
@@ -345,7 +352,9 @@ class Executor:
             return Lost(attempt=attempt)
         except Stopped:
             return messages.Stopped(attempt=attempt)
-        except BaseException as error:  # noqa: BLE001 - author code raises what it likes
+        except BaseException as error:
+            if self._is_copy:
+                raise
             BaseException.add_note(error, f"(item {planner.item:,} of partition())")
             return _failed_by_policy(attempt, None, error)
         return Planned(attempt=attempt, total=planner.item - 1)
@@ -365,7 +374,9 @@ class Executor:
             outcome.fate.check()
             text = definition.summary.encode(summary)
             committed = outcome.commit_deferred("finish", text)
-        except BaseException as error:  # noqa: BLE001 - author code raises what it likes
+        except BaseException as error:
+            if self._is_copy:
+                raise
             ended = _undone(attempt, outcome, error)
             return ended or _failed_by_policy(attempt, outcome, error)
         finally:
@@ -572,13 +583,26 @@ def _shield(sock: socket.socket) -> None:
     # started by author code would inherit.
     ours = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, _ignore) for number in ours}
+    masks: dict[int, set[signal.Signals | int]] = {}
+
+    # A forked child is to die of a signal as any program does, also of one that comes at once:
+    # until the handlers are back the signal waits (a pool that is closed early terminates workers
+    # that have hardly begun, and then waits for their end).
+    def before_fork() -> None:
+        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+
+    def after_fork() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))
 
     def in_forked_child() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
         sock.close()  # otherwise a grandchild keeps the channel open after our death
+        after_fork()
 
-    os.register_at_fork(after_in_child=in_forked_child)
+    os.register_at_fork(
+        before=before_fork, after_in_parent=after_fork, after_in_child=in_forked_child
+    )
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

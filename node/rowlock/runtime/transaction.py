@@ -10,7 +10,9 @@ to read-write on purpose is outside the guarantee.
 
 from __future__ import annotations
 
+import os
 import uuid
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -138,6 +140,7 @@ class WorkSession:
         self._connection: WorkConnection | None = None
         self._fence_id = 0
         self._used = False
+        _sessions.add(self)
 
     @property
     def broken(self) -> bool:
@@ -248,6 +251,12 @@ class WorkSession:
         except psycopg.Error:
             self.close()
 
+    def cut_off(self) -> None:
+        """In a process that author code forked: whatever it sent would be its parent's word."""
+        if self._connection is not None and not self._connection.closed:
+            with open(os.devnull, "r+b") as nothing:  # noqa: PTH123 - a descriptor is wanted
+                os.dup2(nothing.fileno(), self._connection.fileno())
+
     def close(self) -> None:
         """Close the connection, if there is one; the next `begin` opens another."""
         connection, self._connection = self._connection, None
@@ -283,6 +292,17 @@ class WorkSession:
                 "PostgreSQL directly, or through a session pool that passes `options` on"
             )
         return connection
+
+
+_sessions: Final[weakref.WeakSet[WorkSession]] = weakref.WeakSet()
+
+
+def _cut_off_copies() -> None:
+    for session in _sessions:
+        session.cut_off()
+
+
+os.register_at_fork(after_in_child=_cut_off_copies)
 
 
 def _open_fence(connection: WorkConnection, fence: Fence) -> int:
