@@ -900,7 +900,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         old="s.claim_token = p_token", new="true", scenario=evidence_of_an_old_start
     ),
     "request_execution: one launcher wins": Mutant(
-        old="v_now);", new="v_now) ON CONFLICT DO NOTHING;", scenario=an_instance_is_launched_twice
+        old="v_digest);",
+        new="v_digest) ON CONFLICT DO NOTHING;",
+        scenario=an_instance_is_launched_twice,
     ),
     "adopt: only an active node becomes master": Mutant(
         old="n.status = 'ACTIVE'", new="true", scenario=an_inactive_node_adopts

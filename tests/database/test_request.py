@@ -68,14 +68,11 @@ def test_a_running_instance_is_refused(scene: Scene) -> None:
     assert request(scene, instance="b")[1] == "requested"
 
 
-@pytest.mark.parametrize("outcome", ["completed", "failed", "cancelled"])
+@pytest.mark.parametrize("outcome", ["completed", "abandoned"])
 def test_an_instance_that_is_over_is_refused_with_its_state(scene: Scene, outcome: str) -> None:
     run = scene.an_execution(0 if outcome == "completed" else 1, instance="a")
-    if outcome == "failed":
-        node = scene.a_node()
-        scene.a_failure(node)
-    elif outcome == "cancelled":
-        scene.store.cancel(run.id, "test", None)
+    if outcome == "abandoned":
+        scene.people.abandon(run.id, "test", None)
     scene.advance(run)
 
     assert request(scene, instance="a") == (run.id, outcome)

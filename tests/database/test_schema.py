@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, LiteralString
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -89,6 +89,14 @@ BROKEN: dict[str, tuple[LiteralString, str]] = {
     "a delivery that nobody knows": (
         "UPDATE rowlock.batch_job_coordination SET delivery = 'EXACTLY_ONCE'",
         "batch_job_coordination_delivery_check",
+    ),
+    "a deletion policy that nobody knows": (
+        "UPDATE rowlock.batch_job_coordination SET deletion_policy = 'KEEP'",
+        "batch_job_coordination_deletion_policy_check",
+    ),
+    "a limit that lets nothing run": (
+        "INSERT INTO rowlock.batch_limits VALUES (gen_random_uuid(), 0)",
+        "batch_limits_parallelism_check",
     ),
     "a removed node that says no time": (
         "UPDATE rowlock.batch_nodes SET status = 'REMOVED'",
@@ -272,6 +280,29 @@ def test_every_legal_move_is_made_by_some_function_and_no_other(alone: Scene) ->
     alone.a_failure(returns)
     while alone.advance(run) != "FAILED":
         pass
+
+    # Given up in each state.
+    def give_up(execution: UUID) -> None:
+        assert alone.people.abandon(execution, "test", None) == "abandoned"
+
+    give_up(alone.a_request())
+    give_up(alone.a_plan_being_made().id)
+    give_up(alone.an_execution(1).id)
+    finishing = alone.an_execution(0, policy=with_finish)
+    alone.advance(finishing)
+    give_up(finishing.id)
+    closing = alone.an_execution(1)
+    alone.claim(returns)
+    assert alone.store.cancel(closing.id, "test", None) == "closing"
+    give_up(closing.id)
+
+    # A restart begins with what was started, what was resolved, and what is to be done.
+    run = alone.an_execution(["carried", "resolved", "waits"], delivery=AT_MOST_ONCE)
+    alone.a_failure(returns)
+    alone.a_failure(returns)
+    assert alone.store.cancel(run.id, "test", None) == "cancelled"
+    alone.people.resolve(run.id, "resolved", "completed", actor="test", reason=None)
+    assert alone.store.restart(uuid4(), run.id, actor="test", reason=None)[1] == "restarted"
 
     assert oracles.moves(alone) == legal()
 

@@ -73,6 +73,8 @@ class Scene:
         self._seeds = itertools.count(1)
         self.store = self.a_store()
         """The store of everything that is done one after the other."""
+        self.people = self.a_store(role="rowlock_admin")
+        """The store of the verbs that only a person has."""
 
     def __enter__(self) -> Self:
         return self
@@ -91,9 +93,9 @@ class Scene:
         for store in self._stores:
             store.connection.close()
 
-    def a_store(self) -> Store:
+    def a_store(self, *, role: str = "rowlock_node") -> Store:
         """A store on a connection of its own, as a node has."""
-        store = Store(self.database.connect(role="rowlock_node"))
+        store = Store(self.database.connect(role=role))
         self._stores.append(store)
         return store
 

@@ -14,6 +14,7 @@ import psycopg
 
 from rowlock.errors import Refused
 from rowlock.protocol.model import (
+    FIRST_STEP,
     BeatAnswer,
     Claim,
     Completion,
@@ -21,6 +22,7 @@ from rowlock.protocol.model import (
     Mastership,
     Peer,
     Progress,
+    Purged,
 )
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -291,15 +293,49 @@ class Store:
         launch_key: str | None = None,
         adopt_after_seconds: float = 0,
         requester: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[UUID, str]:
-        """Ask for an execution: its id, and 'requested', 'exists', or the state that refuses it."""
+        """Ask for an execution: its id, and 'requested', 'restarted', 'exists', or why it is refused.
+
+        Refused are 'running', 'completed', 'abandoned' and 'parameters'; see `refusal`.
+
+        :param options: `parallelism`, `deadline_seconds` (from now), `suspended`, `deletion_policy`.
+        """
         execution_id, outcome = self._one(
             "SELECT execution_id, outcome FROM rowlock.request_execution("
-            "%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            "%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
             (
                 *(execution, job, contract_hash, json.dumps(dict(policy)), delivery, instance_key),
                 *(launch_key, parameters, pool, priority, adopt_after_seconds),
-                json.dumps(dict(requester or {})),
+                *(json.dumps(dict(requester or {})), json.dumps(dict(options or {}))),
+            ),
+        )
+        return execution_id, outcome
+
+    def restart(
+        self,
+        execution: UUID,
+        of: UUID,
+        *,
+        actor: str,
+        reason: str | None,
+        launch_key: str | None = None,
+        adopt_after_seconds: float = 0,
+        requester: Mapping[str, Any] | None = None,
+    ) -> tuple[UUID, str]:
+        """Do what an ended execution left unfinished, as a new execution with its limits.
+
+        :param execution: the id of the new execution.
+        :param of: the one that has ended.
+        :param requester: kept from `of` if not given.
+        :returns: the new id and 'restarted' or 'exists'; or the last execution of the instance and
+            'unknown', 'superseded', 'running', 'completed' or 'abandoned'.
+        """
+        execution_id, outcome = self._one(
+            "SELECT execution_id, outcome FROM rowlock.restart(%s, %s, %s, %s, %s, %s, %s)",
+            (
+                *(execution, of, launch_key, adopt_after_seconds, actor, reason),
+                None if requester is None else json.dumps(dict(requester)),
             ),
         )
         return execution_id, outcome
@@ -424,6 +460,83 @@ class Store:
         self._run("SELECT rowlock.request_cancel(%s, %s, %s)", (execution, actor, reason))
         return str(self._value("SELECT rowlock.cancel(%s, %s, %s)", (execution, actor, reason)))
 
+    def suspend(self, execution: UUID, actor: str, reason: str | None) -> str:
+        """Let nothing more be claimed: 'suspended', 'same', 'unknown' or the terminal status."""
+        return str(self._value("SELECT rowlock.suspend(%s, %s, %s)", (execution, actor, reason)))
+
+    def resume(self, execution: UUID, actor: str, reason: str | None) -> str:
+        """End a suspend: 'resumed', 'same', 'unknown' or the terminal status."""
+        return str(self._value("SELECT rowlock.resume(%s, %s, %s)", (execution, actor, reason)))
+
+    def set_limits(
+        self, execution: UUID, changes: Mapping[str, Any], actor: str, reason: str | None
+    ) -> str:
+        """Change limits: 'changed', 'same', 'unknown' or the terminal status.
+
+        :param changes: `priority`, `parallelism` (None: unlimited), `deadline_seconds` (from the
+            request; None: none), `deletion_policy`.
+        """
+        statement: LiteralString = "SELECT rowlock.set_limits(%s, %s, %s, %s)"
+        arguments = (execution, json.dumps(dict(changes)), actor, reason)
+        answer = str(self._value(statement, arguments))
+        if answer == "changed" and changes.get("parallelism") is not None:
+            self._run(statement, arguments)  # settles it: waits for claims that know nothing of it
+        return answer
+
+    def abandon(self, execution: UUID, actor: str, reason: str | None) -> str:
+        """Give an instance up for ever: 'abandoned', 'completed', 'superseded' or 'unknown'."""
+        # As in `cancel`: first nothing more is claimed, or the second lock might wait for long.
+        self._run("SELECT rowlock.request_cancel(%s, %s, %s)", (execution, actor, reason))
+        return str(self._value("SELECT rowlock.abandon(%s, %s, %s)", (execution, actor, reason)))
+
+    def resolve(
+        self,
+        execution: UUID,
+        partition_key: str,
+        how: str,
+        *,
+        actor: str,
+        reason: str | None,
+        result: str | None = None,
+        force: bool = False,
+        step: str = FIRST_STEP,
+    ) -> str:
+        """Say what became of a FAILED partition; the next execution of the instance goes by it.
+
+        :param how: 'completed' or 'retry'.
+        :param result: JSON text, of one that is completed.
+        :param force: also while the attempt in doubt is known to run still.
+        :returns: 'resolved', 'same', 'unknown', 'not_failed', 'orphan' or 'superseded'.
+        """
+        return str(
+            self._value(
+                "SELECT rowlock.resolve(%s, %s, %s, %s, %s, %s, %s, %s)",
+                (execution, partition_key, how, result, force, actor, reason, step),
+            )
+        )
+
+    def expire(self, actor: str) -> int:
+        """Do what deadlines demand, and settle new limits: how many deadlines were found."""
+        return int(self._value("SELECT rowlock.expire(%s)", (actor,)))
+
+    def retain(
+        self,
+        *,
+        completed_seconds: float | None,
+        failed_seconds: float | None,
+        events_seconds: float | None,
+        limit: int,
+    ) -> Purged:
+        """Delete what is older, at most `limit` rows of each kind; None keeps for ever."""
+        executions, partitions, events, nodes, more = self._one(
+            "SELECT executions, partitions, events, nodes, more"
+            " FROM rowlock.retain(%s, %s, %s, %s)",
+            (completed_seconds, failed_seconds, events_seconds, limit),
+        )
+        return Purged(
+            executions=executions, partitions=partitions, events=events, nodes=nodes, more=more
+        )
+
     # -- plumbing ----------------------------------------------------------------------------
 
     def _run(self, statement: LiteralString, arguments: Sequence[Any]) -> None:
@@ -444,6 +557,11 @@ def refusal(job: str, instance_key: str, execution: UUID, state: str) -> Refused
     remedy = "launch it with another --instance"
     if state == "running":
         remedy = f"follow it with rowlock status {execution} --watch, or {remedy}"
+    elif state == "parameters":
+        return Refused(
+            f"instance {instance_key!r} of job {job!r} stands for other parameters (execution"
+            f" {execution}): restart it with those, or {remedy}"
+        )
     return Refused(
         f"instance {instance_key!r} of job {job!r} is {state} (execution {execution}): {remedy}"
     )

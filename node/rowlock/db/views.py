@@ -61,6 +61,23 @@ class Execution:
     """When the plan was sealed."""
     ended_at: datetime | None
     revision: int
+    suspended: bool
+    parallelism: int | None
+    """Claims at a time; None: no limit."""
+    deadline_at: datetime | None
+    deletion_policy: str
+    restart_of: UUID | None
+    """The execution of the same instance before this one."""
+    carried: int
+    """Partitions that executions before have completed; `completed` includes them."""
+    running: int
+    """Partitions that are claimed."""
+    pending: int | None
+    """Partitions that wait; None before the plan is sealed."""
+    retried: int
+    """Attempts that failed, or were lost with their node, and were made again."""
+    nodes: int
+    """Nodes that hold claims of it."""
     read_at: datetime
 
     @property
@@ -138,6 +155,8 @@ class Partition:
     weight: int
     last_error: dict[str, Any] | None
     """Type and message of what went wrong last."""
+    resolution: dict[str, Any] | None
+    """What a person decided about a FAILED one: how, by whom, why and when."""
     claimed_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
@@ -234,7 +253,8 @@ _EXECUTION: Final[LiteralString] = (
     "SELECT execution_id, exec_no, job_name, instance_key, status, pool, priority, delivery, step,"
     " total, completed, failed, cancelled, master_node, master_name, master_epoch,"
     " cancel_requested, failure_reason, failure_message, contract_hash, launch_key, requested_at,"
-    " started_at, ended_at, revision, read_at"
+    " started_at, ended_at, revision, suspended, parallelism, deadline_at, deletion_policy,"
+    " restart_of, carried, running, pending, retried, nodes, read_at"
     " FROM rowlock.executions"
 )
 
@@ -426,7 +446,8 @@ _PARTITION: Final[LiteralString] = (
     "SELECT id, execution_id, step, partition_key, status, assigned_node AS node_id, node_name,"
     " claims, failures, lost, alone, delivery, ready, available_at, weight,"
     # The traceback is the large part, and is a payload like the others.
-    " last_error - 'traceback' AS last_error, claimed_at, started_at, ended_at,"
+    " last_error - 'traceback' AS last_error, resolution - 'result' AS resolution,"
+    " claimed_at, started_at, ended_at,"
     " rowlock.now() AS read_at"
     " FROM rowlock.partitions"
 )

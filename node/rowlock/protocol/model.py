@@ -101,6 +101,18 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """What one call of the retention has deleted."""
+
+    executions: int
+    partitions: int
+    events: int
+    nodes: int
+    more: bool
+    """There is more to delete: call again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionFacts:
     """What an attempt needs to know of its execution; it never changes."""
 

@@ -49,7 +49,7 @@ class ExecutionStatus(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     ABANDONED = "ABANDONED"
-    """Kept free for the command of that name: no move of this version leads here."""
+    """Given up by a person; the instance is never launched again."""
 
 
 def _moves(table: Mapping[State | None, set[State]]) -> Moves[State]:
@@ -68,7 +68,12 @@ NODE_MOVES: Final[Moves[NodeStatus]] = _moves(
 
 PARTITION_MOVES: Final[Moves[PartitionStatus]] = _moves(
     {
-        None: {PartitionStatus.PENDING},
+        None: {
+            PartitionStatus.PENDING,
+            # In a restart: a start that is not repeated, and what a person has resolved.
+            PartitionStatus.FAILED,
+            PartitionStatus.COMPLETED,
+        },
         PartitionStatus.PENDING: {PartitionStatus.CLAIMED, PartitionStatus.CANCELLED},
         PartitionStatus.CLAIMED: {
             PartitionStatus.PENDING,  # handed back, tried again, or recovered from a lost node
@@ -84,25 +89,39 @@ PARTITION_MOVES: Final[Moves[PartitionStatus]] = _moves(
 
 EXECUTION_MOVES: Final[Moves[ExecutionStatus]] = _moves(
     {
-        None: {ExecutionStatus.REQUESTED},
-        ExecutionStatus.REQUESTED: {ExecutionStatus.PLANNING, ExecutionStatus.CLOSING},
+        None: {
+            ExecutionStatus.REQUESTED,
+            ExecutionStatus.RUNNING,  # the restart of a sealed plan
+        },
+        ExecutionStatus.REQUESTED: {
+            ExecutionStatus.PLANNING,
+            ExecutionStatus.CLOSING,
+            ExecutionStatus.ABANDONED,
+        },
         ExecutionStatus.PLANNING: {
             ExecutionStatus.RUNNING,
             ExecutionStatus.FAILED,  # there is no plan
             ExecutionStatus.CLOSING,
+            ExecutionStatus.ABANDONED,
         },
         ExecutionStatus.RUNNING: {
             ExecutionStatus.FINISHING,
             ExecutionStatus.COMPLETED,  # a job without finish()
             ExecutionStatus.FAILED,  # too many partitions failed
             ExecutionStatus.CLOSING,
+            ExecutionStatus.ABANDONED,
         },
         ExecutionStatus.FINISHING: {
             ExecutionStatus.COMPLETED,
             ExecutionStatus.FAILED,  # finish() raised
             ExecutionStatus.CLOSING,
+            ExecutionStatus.ABANDONED,
         },
-        ExecutionStatus.CLOSING: {ExecutionStatus.CANCELLED, ExecutionStatus.FAILED},
+        ExecutionStatus.CLOSING: {
+            ExecutionStatus.CANCELLED,
+            ExecutionStatus.FAILED,
+            ExecutionStatus.ABANDONED,
+        },
         ExecutionStatus.COMPLETED: set(),
         ExecutionStatus.FAILED: set(),
         ExecutionStatus.CANCELLED: set(),

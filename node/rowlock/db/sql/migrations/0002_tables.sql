@@ -50,9 +50,13 @@ CREATE TABLE batch_contracts (
 CREATE TABLE batch_instances (
     job_name     text NOT NULL,
     instance_key text NOT NULL CHECK (instance_key <> '' AND octet_length(instance_key) <= 512),
-    state        text NOT NULL CHECK (state IN ('RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED')),
+    state        text NOT NULL CHECK (state IN ('RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')),
     execution_id uuid NOT NULL,                   -- the current, that is the latest, execution
     created_at   timestamptz NOT NULL,
+    -- What must be known when the executions have been purged: the parameters that the instance stands
+    -- for, and the launch keys that have had their execution.
+    parameters_digest bytea NOT NULL,
+    launch_keys  text[] NOT NULL DEFAULT '{}',
     PRIMARY KEY (job_name, instance_key)
 );
 
@@ -85,10 +89,12 @@ CREATE TABLE batch_job_coordination (
     priority         integer NOT NULL DEFAULT 0,
     -- REQUESTED -> PLANNING -> RUNNING -> FINISHING -> COMPLETED; RUNNING -> COMPLETED without finish()
     -- any of the first four -> CLOSING -> CANCELLED | FAILED; PLANNING, RUNNING, FINISHING -> FAILED
+    -- any of the five -> ABANDONED; a restart of a sealed plan begins as RUNNING
     -- (protocol/states.py has the same as a table)
     status           text NOT NULL DEFAULT 'REQUESTED' CHECK (status IN (
         'REQUESTED', 'PLANNING', 'RUNNING', 'CLOSING', 'FINISHING',
         'COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')),
+    suspended        boolean NOT NULL DEFAULT false,  -- nothing of it is claimed; what runs goes on
     cancel_requested boolean NOT NULL DEFAULT false,
     -- No new claims: an early end is on its way. Written by a transaction of its own before the one
     -- that locks the row, which would starve behind claims that overlap (tried: 8 claimers, commits
@@ -104,7 +110,12 @@ CREATE TABLE batch_job_coordination (
     summary          jsonb,
     failure_reason   text,                        -- one CamelCase word
     failure_message  text,
+    restart_of       uuid,                        -- the execution of the same instance before this one
+    carried          bigint NOT NULL DEFAULT 0,   -- partitions of the plan that those before have COMPLETED
     requester        jsonb NOT NULL DEFAULT '{}',
+    -- What becomes of it when its BatchJob is deleted.
+    deletion_policy  text NOT NULL DEFAULT 'CANCEL' CHECK (deletion_policy IN ('CANCEL', 'ORPHAN')),
+    deadline_at      timestamptz,                 -- then it is closed and FAILED
     adopt_after      timestamptz NOT NULL,        -- from then on any node may become the first master
     requested_at     timestamptz NOT NULL,
     started_at       timestamptz,
@@ -123,6 +134,17 @@ CREATE INDEX batch_executions_by_job ON batch_job_coordination (job_name, exec_n
 -- What has this Kubernetes resource asked for? The operator looks at each change of one.
 CREATE INDEX batch_executions_by_requester ON batch_job_coordination ((requester ->> 'uid'), exec_no DESC)
     WHERE requester ->> 'uid' IS NOT NULL;
+CREATE INDEX batch_executions_by_deadline ON batch_job_coordination (deadline_at)
+    WHERE deadline_at IS NOT NULL AND ended_at IS NULL AND status <> 'CLOSING';
+CREATE INDEX batch_executions_by_end ON batch_job_coordination (ended_at) WHERE ended_at IS NOT NULL;
+
+-- At most so many claims of an execution at a time. Only limited executions have a row; the claim that
+-- takes from one locks it, and counts.
+CREATE TABLE batch_limits (
+    execution_id uuid PRIMARY KEY,
+    parallelism  integer NOT NULL CHECK (parallelism >= 1),
+    settled      boolean NOT NULL DEFAULT true  -- false: claims that know nothing of it may be under way
+) WITH (fillfactor = 50);
 
 CREATE FUNCTION rowlock._next_revision() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -141,6 +163,7 @@ CREATE TABLE batch_partitions (
     step          text NOT NULL,
     partition_key text NOT NULL CHECK (partition_key <> '' AND octet_length(partition_key) <= 512),
     -- PENDING -> CLAIMED -> PENDING | COMPLETED | FAILED | CANCELLED; PENDING -> CANCELLED
+    -- a restart also begins with FAILED (carried) and COMPLETED (resolved) ones
     status        text NOT NULL DEFAULT 'PENDING' CHECK (status IN (
         'PENDING', 'CLAIMED', 'COMPLETED', 'FAILED', 'CANCELLED')),
     assigned_node uuid,                           -- kept on terminal rows: who had it last
@@ -157,6 +180,9 @@ CREATE TABLE batch_partitions (
     checkpoint    jsonb,
     result        jsonb,
     last_error    jsonb,
+    -- What a person decided about a FAILED row: {how, by, why, at, result}. The row stays as it is; the
+    -- next execution of the instance goes by it.
+    resolution    jsonb,
     claimed_at    timestamptz,
     started_at    timestamptz,                    -- NULL while only prefetched
     ended_at      timestamptz,
@@ -185,7 +211,9 @@ CREATE INDEX batch_partitions_delayed ON batch_partitions (available_at)
     WHERE status = 'PENDING' AND NOT ready;
 CREATE INDEX batch_partitions_delayed_of ON batch_partitions (execution_id, id)
     WHERE status = 'PENDING' AND NOT ready;
-CREATE INDEX batch_partitions_claimed ON batch_partitions (assigned_node, execution_id)
+-- By execution first: limits and views count the claims of one. Those of a node are looked for when it is
+-- lost and at its own reconciliations, and then among all claims there are, which is no long list.
+CREATE INDEX batch_partitions_claimed ON batch_partitions (execution_id, assigned_node)
     WHERE status = 'CLAIMED';
 
 -- Progress, one row per acting node, so that no two nodes ever update the same one. The sums are
@@ -197,6 +225,7 @@ CREATE TABLE batch_counts (
     completed    bigint NOT NULL DEFAULT 0,
     failed       bigint NOT NULL DEFAULT 0,
     cancelled    bigint NOT NULL DEFAULT 0,
+    retried      bigint NOT NULL DEFAULT 0,       -- attempts that failed, or were lost, and are made again
     PRIMARY KEY (execution_id, step, node_id)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 
@@ -228,6 +257,11 @@ CREATE TABLE batch_staging (
         cardinality(keys) = cardinality(slices) AND cardinality(keys) = cardinality(weights))
 );
 
+-- Executions that were purged, and whose partitions are still to be deleted: too many for one transaction.
+CREATE TABLE batch_purges (
+    execution_id uuid PRIMARY KEY
+);
+
 -- Append-only audit of everything off the happy path and of every operator verb.
 CREATE TABLE batch_events (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -251,33 +285,39 @@ AS $$
 $$;
 
 CREATE FUNCTION rowlock._count(
-    p_execution uuid, p_step text, p_node uuid, p_completed bigint, p_failed bigint, p_cancelled bigint
+    p_execution uuid, p_step text, p_node uuid, p_completed bigint, p_failed bigint, p_cancelled bigint,
+    p_retried bigint DEFAULT 0
 ) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
-    INSERT INTO batch_counts AS c (execution_id, step, node_id, completed, failed, cancelled)
-    VALUES (p_execution, p_step, p_node, p_completed, p_failed, p_cancelled)
+    INSERT INTO batch_counts AS c (execution_id, step, node_id, completed, failed, cancelled, retried)
+    VALUES (p_execution, p_step, p_node, p_completed, p_failed, p_cancelled, p_retried)
     ON CONFLICT (execution_id, step, node_id) DO UPDATE
     SET completed = c.completed + excluded.completed,
         failed = c.failed + excluded.failed,
-        cancelled = c.cancelled + excluded.cancelled;
+        cancelled = c.cancelled + excluded.cancelled,
+        retried = c.retried + excluded.retried;
 $$;
 
--- Count partitions that have just ended, under the node that ended them; counters in the order of
--- their keys, as the lock order demands.
-CREATE FUNCTION rowlock._count_ended(p_node uuid, p_ids bigint[]) RETURNS void
+-- Count partitions that have just ended, under the node that ended them, and with p_retried those that
+-- wait again; counters in the order of their keys, as the lock order demands.
+CREATE FUNCTION rowlock._count_ended(p_node uuid, p_ids bigint[], p_retried boolean DEFAULT false)
+RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
-    INSERT INTO batch_counts AS c (execution_id, step, node_id, completed, failed, cancelled)
+    INSERT INTO batch_counts AS c (execution_id, step, node_id, completed, failed, cancelled, retried)
     SELECT p.execution_id, p.step, p_node, count(*) FILTER (WHERE p.status = 'COMPLETED'),
-           count(*) FILTER (WHERE p.status = 'FAILED'), count(*) FILTER (WHERE p.status = 'CANCELLED')
+           count(*) FILTER (WHERE p.status = 'FAILED'), count(*) FILTER (WHERE p.status = 'CANCELLED'),
+           count(*) FILTER (WHERE p.status = 'PENDING')
     FROM batch_partitions p
-    WHERE p.id = ANY (p_ids) AND p.status IN ('COMPLETED', 'FAILED', 'CANCELLED')
+    WHERE p.id = ANY (p_ids)
+      AND (p.status IN ('COMPLETED', 'FAILED', 'CANCELLED') OR (p_retried AND p.status = 'PENDING'))
     GROUP BY p.execution_id, p.step ORDER BY p.execution_id, p.step
     ON CONFLICT (execution_id, step, node_id) DO UPDATE
     SET completed = c.completed + excluded.completed,
         failed = c.failed + excluded.failed,
-        cancelled = c.cancelled + excluded.cancelled;
+        cancelled = c.cancelled + excluded.cancelled,
+        retried = c.retried + excluded.retried;
 $$;
 
 RESET search_path;

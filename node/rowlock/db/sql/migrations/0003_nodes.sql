@@ -1,7 +1,7 @@
 -- Nodes: register, beat, and the two phases of failure detection with the recovery of claims.
 --
--- Lock order everywhere: instance row, execution rows, own node row, partition rows by id,
--- batch_starts by key, counter rows by key. Who needs an earlier lock late takes it SKIP LOCKED.
+-- Lock order everywhere: instance row, execution rows, own node row, limit rows by execution, partition
+-- rows by id, batch_starts by key, counter rows by key. Who needs an earlier lock late takes it SKIP LOCKED.
 -- A line with "guard:" names a condition that a guarantee rests on; tests weaken each one.
 SET LOCAL ROLE rowlock_owner;
 SET LOCAL search_path = rowlock, pg_temp;
@@ -42,6 +42,19 @@ CREATE FUNCTION rowlock._accepts(p_jobs jsonb, p_job text, p_hash text) RETURNS 
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT coalesce(p_jobs -> p_job ? p_hash, false) $$;
 
+-- How many more claims the limit of an execution allows; NULL: it has none. A limit that is not settled yet
+-- (see set_limits) allows none.
+CREATE FUNCTION rowlock._room(p_execution uuid) RETURNS integer
+LANGUAGE sql STABLE
+AS $$
+    SELECT CASE WHEN l.settled THEN l.parallelism - (
+        SELECT count(*) FROM (
+            SELECT FROM rowlock.batch_partitions p
+            WHERE p.execution_id = l.execution_id AND p.status = 'CLAIMED'
+            LIMIT l.parallelism) c)::integer ELSE 0 END
+    FROM rowlock.batch_limits l WHERE l.execution_id = p_execution
+$$;
+
 -- One beat: counts up, speaks for the whole node, waits for no lock but its own row's, and answers
 -- with levels, so that a lost answer costs one beat and an idle node asks nothing else.
 CREATE FUNCTION rowlock.beat(
@@ -50,7 +63,7 @@ CREATE FUNCTION rowlock.beat(
     alive boolean,        -- false: this incarnation was removed
     claimable boolean,    -- work waits that this node may claim
     adoptable boolean,    -- an execution waits for a master, and this node knows the job
-    due boolean,          -- a delayed partition is due
+    due boolean,          -- a delayed partition is due (promote), or something that expire does
     unrecovered boolean,  -- a removed node's claims are not all recovered yet
     ended uuid[],         -- of p_executions: those that no longer run (closing or over)
     peers jsonb           -- [[node_id, beat, status], ...] of all other nodes not removed
@@ -85,9 +98,10 @@ BEGIN
         true,
         NOT v_draining AND EXISTS (
             SELECT FROM batch_job_coordination e
-            WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
+            WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping AND NOT e.suspended
               AND (v_only IS NULL OR e.execution_id = v_only)
               AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
+              AND coalesce(rowlock._room(e.execution_id), 1) > 0
               AND ((SELECT p.id FROM batch_partitions p
                     WHERE p.execution_id = e.execution_id
                       AND p.status = 'PENDING' AND p.ready AND NOT p.alone
@@ -99,7 +113,10 @@ BEGIN
         NOT v_draining AND EXISTS (SELECT FROM rowlock._adoptable(p_node, v_jobs, v_only, v_now)),
         (SELECT p.id FROM batch_partitions p
          WHERE p.status = 'PENDING' AND NOT p.ready AND p.available_at <= v_now
-         ORDER BY p.available_at LIMIT 1) IS NOT NULL,
+         ORDER BY p.available_at LIMIT 1) IS NOT NULL
+        OR EXISTS (SELECT FROM batch_job_coordination e
+                   WHERE e.deadline_at <= v_now AND e.ended_at IS NULL AND e.status <> 'CLOSING')
+        OR EXISTS (SELECT FROM batch_limits l WHERE NOT l.settled),
         EXISTS (SELECT FROM batch_nodes n WHERE n.status = 'REMOVED' AND n.recovered_at IS NULL),
         ARRAY(SELECT x.id FROM unnest(p_executions) AS x (id)
               LEFT JOIN batch_job_coordination e ON e.execution_id = x.id
@@ -119,6 +136,8 @@ AS $$
     WHERE e.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')
       AND (p_only IS NULL OR e.execution_id = p_only)
       AND rowlock._accepts(p_jobs, e.job_name, e.contract_hash)
+      -- holds: what waits suspended is not begun, only ended
+      AND NOT (e.suspended AND e.status = 'REQUESTED' AND NOT e.stopping)
       AND CASE
           WHEN e.master_node IS NULL THEN e.adopt_after <= p_now
           -- guard: a living master is never replaced
@@ -251,7 +270,7 @@ BEGIN
                                jsonb_build_object('now', r.verdict, 'claims', r.claims,
                                                   'failures', r.failures));
     END LOOP;
-    PERFORM rowlock._count_ended(p_owner, v_ids);
+    PERFORM rowlock._count_ended(p_owner, v_ids, true);
     IF NOT EXISTS (SELECT FROM batch_partitions p
                    WHERE p.status = 'CLAIMED' AND p.assigned_node = p_owner) THEN
         UPDATE batch_nodes n SET recovered_at = v_now

@@ -31,6 +31,8 @@ DECLARE
     v_exec uuid[];
     v_share integer[];
     v_delivery text[];
+    v_limited boolean;
+    v_held uuid[];  -- executions whose limits this claim has locked
     v_ids bigint[];
     v_first integer;
     v_next integer := 1;
@@ -54,9 +56,10 @@ BEGIN
             WHERE p.status = 'PENDING' AND p.ready AND p.alone
             ORDER BY p.execution_id, p.id OFFSET 0) p  -- this index first: it is nearly always empty
         JOIN batch_job_coordination e USING (execution_id)
-        WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
+        WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping AND NOT e.suspended
           AND (v_only IS NULL OR e.execution_id = v_only)
-          AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash));
+          AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
+          AND coalesce(rowlock._room(e.execution_id), 1) > 0);
     IF v_alone AND (NOT p_idle OR p_slots < 1) THEN  -- guard: a suspect runs alone
         RETURN;
     END IF;
@@ -64,48 +67,85 @@ BEGIN
         v_want := 1;
     END IF;
 
-    -- 1. The executions: by priority, inside one first by kind of delivery (one claim serves one kind)
-    -- and then in an order, both drawn from the seed; each with its share. SKIP LOCKED: a long cancel
-    -- stalls nobody, and no claim commits after it.
-    SELECT array_agg(y.execution_id ORDER BY y.priority DESC, y.kind, y.h),
-           array_agg(y.share ORDER BY y.priority DESC, y.kind, y.h),
-           array_agg(y.delivery ORDER BY y.priority DESC, y.kind, y.h)
-    INTO v_exec, v_share, v_delivery
-    FROM (
-        SELECT e.execution_id, x.priority, x.kind, x.h, x.share, e.delivery FROM (
-            SELECT e.execution_id, e.priority, hashtextextended(e.delivery, p_seed) AS kind,
-                   hashint8extended(e.exec_no, p_seed) AS h,
-                   ceil(v_want::numeric / count(*) OVER (PARTITION BY e.priority, e.delivery))::integer AS share
-            FROM batch_job_coordination e
-            WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
-              AND (v_only IS NULL OR e.execution_id = v_only)
-              AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
-              AND CASE WHEN v_alone
-                  THEN (SELECT p.id FROM batch_partitions p WHERE p.execution_id = e.execution_id
-                          AND p.status = 'PENDING' AND p.ready AND p.alone
-                        ORDER BY p.id LIMIT 1)
-                  ELSE (SELECT p.id FROM batch_partitions p WHERE p.execution_id = e.execution_id
-                          AND p.status = 'PENDING' AND p.ready AND NOT p.alone
-                        ORDER BY p.weight DESC, p.id LIMIT 1)
-                  END IS NOT NULL
-            ORDER BY e.priority DESC, kind, h
-            LIMIT v_want) x
-        JOIN batch_job_coordination e USING (execution_id)
-        WHERE NOT e.stopping
-          AND e.status = 'RUNNING'  -- guard: no claim in an execution that is ending
-        ORDER BY e.execution_id
-        FOR KEY SHARE OF e SKIP LOCKED) y;  -- guard: whoever locks the execution sees this claim
-    IF v_exec IS NULL THEN
-        RETURN;
-    END IF;
+    -- A second look only where others were quicker and took the last places of limited executions.
+    FOR v_look IN 1..3 LOOP
+        -- 1. The executions: by priority, inside one first by kind of delivery (one claim serves one kind)
+        -- and then in an order, both drawn from the seed; each with its share. SKIP LOCKED: a long cancel
+        -- stalls nobody, and no claim commits after it. Those at their limit take nobody's share.
+        SELECT array_agg(y.execution_id ORDER BY y.priority DESC, y.kind, y.h),
+               array_agg(y.share ORDER BY y.priority DESC, y.kind, y.h),
+               array_agg(y.delivery ORDER BY y.priority DESC, y.kind, y.h),
+               bool_or(y.room IS NOT NULL)
+        INTO v_exec, v_share, v_delivery, v_limited
+        FROM (
+            SELECT e.execution_id, x.priority, x.kind, x.h, x.share, x.room, e.delivery FROM (
+                SELECT e.execution_id, e.priority, hashtextextended(e.delivery, p_seed) AS kind,
+                       hashint8extended(e.exec_no, p_seed) AS h, r.room,
+                       ceil(v_want::numeric / count(*) OVER (PARTITION BY e.priority, e.delivery))::integer AS share
+                FROM batch_job_coordination e
+                LEFT JOIN LATERAL (
+                    SELECT rowlock._room(l.execution_id) AS room
+                    FROM batch_limits l WHERE l.execution_id = e.execution_id) r ON true
+                WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping AND NOT e.suspended
+                  AND (v_only IS NULL OR e.execution_id = v_only)
+                  AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
+                  AND CASE WHEN v_alone
+                      THEN (SELECT p.id FROM batch_partitions p WHERE p.execution_id = e.execution_id
+                              AND p.status = 'PENDING' AND p.ready AND p.alone
+                            ORDER BY p.id LIMIT 1)
+                      ELSE (SELECT p.id FROM batch_partitions p WHERE p.execution_id = e.execution_id
+                              AND p.status = 'PENDING' AND p.ready AND NOT p.alone
+                            ORDER BY p.weight DESC, p.id LIMIT 1)
+                      END IS NOT NULL
+                  AND coalesce(r.room, 1) > 0
+                ORDER BY e.priority DESC, kind, h
+                LIMIT v_want) x
+            JOIN batch_job_coordination e USING (execution_id)
+            WHERE NOT e.stopping
+              AND NOT e.suspended  -- holds: nothing is claimed once a suspend has committed
+              AND e.status = 'RUNNING'  -- guard: no claim in an execution that is ending
+            ORDER BY e.execution_id
+            FOR KEY SHARE OF e SKIP LOCKED) y;  -- guard: whoever locks the execution sees this claim
+        IF v_exec IS NULL THEN
+            RETURN;
+        END IF;
 
-    -- 2. The own node row: from here on nobody can remove this node before the claim commits.
-    PERFORM FROM batch_nodes n
-    WHERE n.node_id = p_node
-      AND n.status = 'ACTIVE'  -- guard: an unreachable or removed node claims nothing
-      AND NOT n.draining  -- guard: a draining node claims nothing
-    FOR KEY SHARE;  -- guard: nobody removes this node before the claim commits
-    IF NOT FOUND THEN
+        -- 2. The own node row: from here on nobody can remove this node before the claim commits.
+        PERFORM FROM batch_nodes n
+        WHERE n.node_id = p_node
+          AND n.status = 'ACTIVE'  -- guard: an unreachable or removed node claims nothing
+          AND NOT n.draining  -- guard: a draining node claims nothing
+        FOR KEY SHARE;  -- guard: nobody removes this node before the claim commits
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+        EXIT WHEN NOT v_limited;
+
+        -- The limits. Whoever holds a row has the only claim under way in its execution, and the count is a
+        -- statement of its own behind the lock: it sees every claim before. Later looks come too late for
+        -- the order of locks.
+        IF v_look = 1 THEN
+            v_held := ARRAY(
+                SELECT l.execution_id FROM batch_limits l WHERE l.execution_id = ANY (v_exec)
+                ORDER BY l.execution_id FOR UPDATE);  -- holds: claims of a limited execution take turns
+        ELSE
+            v_held := v_held || ARRAY(
+                SELECT l.execution_id FROM batch_limits l WHERE l.execution_id = ANY (v_exec)
+                ORDER BY l.execution_id FOR UPDATE SKIP LOCKED);
+        END IF;
+        SELECT array_agg(x.id ORDER BY x.o), array_agg(least(x.share, r.room) ORDER BY x.o),
+               array_agg(x.delivery ORDER BY x.o)
+        INTO v_exec, v_share, v_delivery
+        FROM unnest(v_exec, v_share, v_delivery) WITH ORDINALITY AS x (id, share, delivery, o)
+        LEFT JOIN LATERAL (
+            SELECT rowlock._room(l.execution_id) AS room
+            FROM batch_limits l WHERE l.execution_id = x.id) r ON true
+        WHERE r.room IS NULL
+           OR (x.id = ANY (v_held) AND r.room > 0);  -- holds: never more claims than the limit
+        EXIT WHEN v_exec IS NOT NULL;
+    END LOOP;
+
+    IF v_exec IS NULL THEN
         RETURN;
     END IF;
 
@@ -323,6 +363,8 @@ BEGIN
     IF v_answer <> 'retry' THEN
         PERFORM rowlock._count(v_row.execution_id, v_row.step, p_node, 0,
                                (v_answer = 'failed')::integer, (v_answer = 'cancelled')::integer);
+    ELSIF p_kind = 'retry' THEN
+        PERFORM rowlock._count(v_row.execution_id, v_row.step, p_node, 0, 0, 0, 1);
     END IF;
     PERFORM rowlock._event('partition_' || CASE v_answer WHEN 'retry' THEN 'retried' ELSE v_answer END,
         v_row.execution_id, p_id, p_node, 'node ' || p_node, jsonb_build_object(

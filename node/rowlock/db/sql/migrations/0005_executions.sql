@@ -4,48 +4,82 @@ SET LOCAL ROLE rowlock_owner;
 SET LOCAL search_path = rowlock, pg_temp;
 
 -- Ask for an execution of an instance. Answers with the execution that stands for this request and
--- an outcome: 'requested' (new), 'exists' (the same launch key again), or why it is refused:
--- 'running', 'completed', 'failed', 'cancelled' (the state of the instance).
+-- an outcome: 'requested' (new), 'restarted' (the last one FAILED or was CANCELLED: what it left unfinished),
+-- 'exists' (the same launch key again), or why it is refused: 'running', 'completed', 'abandoned' (the state
+-- of the instance), 'parameters' (it stands for others).
+-- p_options: {parallelism, deadline_seconds (from now), suspended, deletion_policy}.
 CREATE FUNCTION rowlock.request_execution(
     p_execution uuid, p_job text, p_hash text, p_policy jsonb, p_delivery text, p_instance_key text,
     p_launch_key text, p_parameters jsonb, p_pool text, p_priority integer,
-    p_adopt_after_seconds double precision, p_requester jsonb
+    p_adopt_after_seconds double precision, p_requester jsonb, p_options jsonb DEFAULT '{}'
 ) RETURNS TABLE (execution_id uuid, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := rowlock.now();
-    v_known uuid;
-    v_state text;
+    v_digest bytea := sha256(convert_to(p_parameters::text, 'UTF8'));
+    v_actor text := coalesce(p_requester ->> 'actor', session_user);
+    v_instance batch_instances;
+    v_new batch_job_coordination;
+    v_parallelism integer := (p_options ->> 'parallelism')::integer;
 BEGIN
-    BEGIN
-        INSERT INTO batch_instances (job_name, instance_key, state, execution_id, created_at)
-        VALUES (p_job, p_instance_key, 'RUNNING', p_execution, v_now);  -- guard: one launcher wins
-        INSERT INTO batch_job_coordination
-            (execution_id, job_name, contract_hash, policy, delivery, instance_key, launch_key,
-             parameters, pool, priority, requester, adopt_after, requested_at)
-        VALUES
-            (p_execution, p_job, p_hash, p_policy, p_delivery, p_instance_key, p_launch_key,
-             p_parameters, p_pool, p_priority, p_requester,
-             v_now + make_interval(secs => p_adopt_after_seconds), v_now);
-    EXCEPTION WHEN unique_violation THEN
-        SELECT e.execution_id INTO v_known FROM batch_job_coordination e
+    PERFORM rowlock._check_limits(
+        p_options, ARRAY['parallelism', 'deadline_seconds', 'suspended', 'deletion_policy']);
+    v_new.execution_id := p_execution;
+    v_new.job_name := p_job;
+    v_new.contract_hash := p_hash;
+    v_new.policy := p_policy;
+    v_new.delivery := p_delivery;
+    v_new.instance_key := p_instance_key;
+    v_new.launch_key := p_launch_key;
+    v_new.parameters := p_parameters;
+    v_new.pool := p_pool;
+    v_new.priority := p_priority;
+    v_new.requester := p_requester;
+    v_new.suspended := coalesce((p_options ->> 'suspended')::boolean, false);
+    v_new.deletion_policy := coalesce(p_options ->> 'deletion_policy', 'CANCEL');
+    v_new.deadline_at := v_now + make_interval(secs => (p_options ->> 'deadline_seconds')::double precision);
+    v_new.requested_at := v_now;
+    v_new.adopt_after := v_now + make_interval(secs => p_adopt_after_seconds);
+    LOOP
+        BEGIN
+            INSERT INTO batch_instances (job_name, instance_key, state, execution_id, created_at, parameters_digest)
+            VALUES (p_job, p_instance_key, 'RUNNING', p_execution, v_now, v_digest);  -- guard: one launcher wins
+            PERFORM rowlock._begin(v_new, v_parallelism);
+            PERFORM rowlock._event('execution_requested', p_execution, NULL, NULL, v_actor,
+                                   jsonb_build_object('job', p_job, 'instance', p_instance_key));
+            RETURN QUERY SELECT p_execution, 'requested';
+            RETURN;
+        EXCEPTION WHEN unique_violation THEN
+            NULL;
+        END;
+        SELECT i.* INTO v_instance FROM batch_instances i
+        WHERE i.job_name = p_job AND i.instance_key = p_instance_key
+        FOR UPDATE;  -- holds: of launchers that restart an instance one wins
+        SELECT e.execution_id INTO execution_id FROM batch_job_coordination e
         WHERE e.launch_key = p_launch_key OR e.execution_id = p_execution;
         IF FOUND THEN
-            RETURN QUERY SELECT v_known, 'exists';
-            RETURN;
+            outcome := 'exists';
+        ELSIF v_instance.job_name IS NULL THEN
+            CONTINUE;  -- the launcher that was quicker has rolled back
+        ELSIF p_launch_key = ANY (v_instance.launch_keys) THEN  -- holds: a launch key has one execution, also a purged one
+            execution_id := v_instance.execution_id;
+            outcome := 'exists';
+        ELSIF v_instance.state NOT IN ('FAILED', 'CANCELLED') THEN  -- holds: only what failed or was cancelled is restarted
+            execution_id := v_instance.execution_id;
+            outcome := lower(v_instance.state);
+        ELSIF v_instance.parameters_digest <> v_digest THEN  -- holds: an instance stands for its parameters
+            execution_id := v_instance.execution_id;
+            outcome := 'parameters';
+        ELSE
+            PERFORM rowlock._restart(v_new, v_instance.execution_id, v_parallelism, v_actor, NULL);
+            execution_id := p_execution;
+            outcome := 'restarted';
         END IF;
-        SELECT i.execution_id, lower(i.state) INTO v_known, v_state FROM batch_instances i
-        WHERE i.job_name = p_job AND i.instance_key = p_instance_key;
-        RETURN QUERY SELECT v_known, v_state;
+        RETURN NEXT;
         RETURN;
-    END;
-    PERFORM rowlock._event('execution_requested', p_execution, NULL, NULL,
-                           coalesce(p_requester ->> 'actor', session_user),
-                           jsonb_build_object('job', p_job, 'instance', p_instance_key));
-    PERFORM pg_notify('rowlock', 'adopt');
-    RETURN QUERY SELECT p_execution, 'requested';
+    END LOOP;
 END
 $$;
 
@@ -328,6 +362,21 @@ BEGIN
 END
 $$;
 
+-- What has become of the partitions of a plan, those that executions before have COMPLETED included.
+CREATE FUNCTION rowlock._recount(p_execution uuid) RETURNS jsonb
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT jsonb_build_object('total', coalesce(e.total, 0), 'completed', e.carried + p.completed,
+                              'failed', p.failed, 'cancelled', p.cancelled)
+    FROM batch_job_coordination e
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE p.status = 'COMPLETED') AS completed,
+               count(*) FILTER (WHERE p.status = 'FAILED') AS failed,
+               count(*) FILTER (WHERE p.status = 'CANCELLED') AS cancelled
+        FROM batch_partitions p WHERE p.execution_id = e.execution_id) p
+    WHERE e.execution_id = p_execution
+$$;
+
 -- Step two: the end, once a recount under the row lock finds nothing PENDING or CLAIMED. The caller
 -- holds the instance row and the execution row. Does nothing while something is still live.
 CREATE FUNCTION rowlock._settle(p_execution uuid, p_actor text) RETURNS void
@@ -344,12 +393,7 @@ BEGIN
        OR rowlock._is_live(p_execution) THEN  -- guard: an execution ends when nothing of it can still change
         RETURN;
     END IF;
-    SELECT jsonb_build_object(
-        'total', coalesce(v_execution.total, 0),
-        'completed', count(*) FILTER (WHERE p.status = 'COMPLETED'),
-        'failed', count(*) FILTER (WHERE p.status = 'FAILED'),
-        'cancelled', count(*) FILTER (WHERE p.status = 'CANCELLED'))
-    INTO v_counts FROM batch_partitions p WHERE p.execution_id = p_execution;
+    v_counts := rowlock._recount(p_execution);
     v_failed := (v_counts ->> 'failed')::bigint;
     v_allowed := rowlock._failed_allowed(v_execution.policy, v_execution.total);
     IF v_execution.status = 'CLOSING' THEN
@@ -460,16 +504,25 @@ BEGIN
 END
 $$;
 
--- One page of results, in the order of the partitions, for finish().
+-- One page of results, in the order of the partitions, for finish(): of the whole plan, that is also of the
+-- executions that this one restarts.
 CREATE FUNCTION rowlock.results(p_execution uuid, p_after bigint, p_limit integer)
 RETURNS TABLE (id bigint, partition_key text, result text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
-    SELECT p.id, p.partition_key, p.result::text FROM batch_partitions p
-    WHERE p.id > greatest(p_after, (SELECT e.first_id FROM batch_job_coordination e
-                                    WHERE e.execution_id = p_execution))
-      AND p.id < (SELECT e.last_id FROM batch_job_coordination e WHERE e.execution_id = p_execution)
-      AND p.execution_id = p_execution AND p.status = 'COMPLETED'
+    WITH RECURSIVE chain AS (
+        SELECT e.execution_id, e.restart_of, e.first_id, e.last_id FROM batch_job_coordination e
+        WHERE e.execution_id = p_execution
+        UNION ALL
+        SELECT e.execution_id, e.restart_of, e.first_id, e.last_id
+        FROM chain c JOIN batch_job_coordination e ON e.execution_id = c.restart_of
+    )
+    SELECT p.id, p.partition_key, p.result FROM chain c
+    CROSS JOIN LATERAL (
+        SELECT p.id, p.partition_key, p.result::text AS result FROM batch_partitions p
+        WHERE p.id > greatest(p_after, c.first_id) AND p.id < c.last_id
+          AND p.execution_id = c.execution_id AND p.status = 'COMPLETED'
+        ORDER BY p.id LIMIT p_limit) p
     ORDER BY p.id LIMIT p_limit;
 $$;
 

@@ -7,28 +7,42 @@ CREATE VIEW rowlock.nodes AS
 SELECT n.node_id, n.name, n.pool, n.status, n.draining, n.slots, n.load, n.beat, n.heartbeat_at,
        extract(epoch FROM rowlock.now() - n.heartbeat_at)::double precision AS heartbeat_age_seconds,
        n.started_at, n.jobs, n.only_execution, n.labels, n.orphans, n.version, n.removed_at, n.removed_reason,
-       (SELECT count(*) FROM rowlock.batch_partitions p
-        WHERE p.status = 'CLAIMED' AND p.assigned_node = n.node_id) AS claims
-FROM rowlock.batch_nodes n;
+       coalesce(c.claims, 0) AS claims
+FROM rowlock.batch_nodes n
+LEFT JOIN (
+    SELECT p.assigned_node, count(*) AS claims FROM rowlock.batch_partitions p
+    WHERE p.status = 'CLAIMED' GROUP BY p.assigned_node) c ON c.assigned_node = n.node_id;
 
+-- Of a live execution, nothing here reads a row for each partition: what has ended is in the counters, and what is
+-- claimed is in an index that holds nothing else.
 CREATE VIEW rowlock.executions AS
 SELECT e.execution_id, e.exec_no, e.job_name, e.instance_key, e.status, e.pool, e.priority, e.delivery,
        e.total, p.completed, p.failed, p.cancelled, e.step, e.master_node, e.master_epoch, m.name AS master_name,
        e.cancel_requested, e.failure_reason, e.failure_message, e.parameters, e.summary, e.policy,
        e.contract_hash, e.launch_key, e.requester, e.requested_at, e.started_at, e.ended_at, e.revision,
-       rowlock.now() AS read_at
+       rowlock.now() AS read_at,
+       e.suspended, l.parallelism, e.deadline_at, e.restart_of, e.carried, e.deletion_policy,
+       held.running, held.nodes, p.retried,
+       CASE WHEN e.ended_at IS NOT NULL THEN 0
+            ELSE greatest(e.total - p.completed - p.failed - p.cancelled - held.running, 0) END AS pending
 FROM rowlock.batch_job_coordination e
 LEFT JOIN rowlock.batch_nodes m ON m.node_id = e.master_node
+LEFT JOIN rowlock.batch_limits l ON l.execution_id = e.execution_id
 CROSS JOIN LATERAL (
-    SELECT coalesce((e.counts ->> 'completed')::bigint, sum(c.completed)::bigint, 0) AS completed,
+    SELECT coalesce((e.counts ->> 'completed')::bigint, e.carried + coalesce(sum(c.completed), 0)::bigint) AS completed,
            coalesce((e.counts ->> 'failed')::bigint, sum(c.failed)::bigint, 0) AS failed,
-           coalesce((e.counts ->> 'cancelled')::bigint, sum(c.cancelled)::bigint, 0) AS cancelled
-    FROM rowlock.batch_counts c WHERE c.execution_id = e.execution_id) p;
+           coalesce((e.counts ->> 'cancelled')::bigint, sum(c.cancelled)::bigint, 0) AS cancelled,
+           coalesce(sum(c.retried)::bigint, 0) AS retried
+    FROM rowlock.batch_counts c WHERE c.execution_id = e.execution_id) p
+CROSS JOIN LATERAL (
+    SELECT count(*) AS running, count(DISTINCT c.assigned_node) AS nodes
+    FROM rowlock.batch_partitions c
+    WHERE c.execution_id = e.execution_id AND c.status = 'CLAIMED' AND e.ended_at IS NULL) held;
 
 CREATE VIEW rowlock.partitions AS
 SELECT p.id, p.execution_id, p.step, p.partition_key, p.status, p.assigned_node, n.name AS node_name,
        p.claim_token, p.claims, p.failures, p.lost, p.alone, p.delivery, p.ready, p.available_at, p.weight,
-       p.slice, p.checkpoint, p.result, p.last_error, p.claimed_at, p.started_at, p.ended_at
+       p.slice, p.checkpoint, p.result, p.last_error, p.claimed_at, p.started_at, p.ended_at, p.resolution
 FROM rowlock.batch_partitions p
 LEFT JOIN rowlock.batch_nodes n ON n.node_id = p.assigned_node;
 
@@ -90,10 +104,24 @@ TO rowlock_node;
 
 GRANT EXECUTE ON FUNCTION
     rowlock.request_execution(uuid, text, text, jsonb, text, text, text, jsonb, text, integer,
-                              double precision, jsonb),
+                              double precision, jsonb, jsonb),
+    rowlock.restart(uuid, uuid, text, double precision, text, text, jsonb),
     rowlock.request_cancel(uuid, text, text),
-    rowlock.cancel(uuid, text, text)
+    rowlock.cancel(uuid, text, text),
+    rowlock.suspend(uuid, text, text),
+    rowlock.resume(uuid, text, text),
+    rowlock.set_limits(uuid, jsonb, text, text),
+    rowlock.expire(text)
 TO rowlock_node, rowlock_operator, rowlock_admin;
+
+GRANT EXECUTE ON FUNCTION
+    rowlock.retain(double precision, double precision, double precision, integer)
+TO rowlock_node, rowlock_admin;
+
+GRANT EXECUTE ON FUNCTION
+    rowlock.abandon(uuid, text, text),
+    rowlock.resolve(uuid, text, text, jsonb, boolean, text, text, text)
+TO rowlock_admin;
 
 RESET search_path;
 RESET ROLE;
