@@ -102,8 +102,12 @@ def _attempt_of(observed: Observed) -> int:
 def _is_lost(observed: Observed, at_hand: int) -> bool:
     """Whether the wanted attempt was requested once, although the database knows nothing of it."""
     batchjob = observed.batchjob
-    known = observed_attempt(batchjob.status) or batchjob.attempt
-    if batchjob.status.get("executionID") and at_hand < batchjob.attempt <= known:
+    old = batchjob.status
+    known = observed_attempt(old) or batchjob.attempt
+    told = bool(old.get("executionID")) or (
+        conditions.reason_of(old, Type.ACCEPTED) == Reason.RUN_NOT_FOUND
+    )
+    if told and at_hand < batchjob.attempt <= known:
         return True
     job = observed.jobs.get(batchjob.job_name)
     # The row comes before the Job, so a Job of ours proves that there was a row.
@@ -200,7 +204,11 @@ def _lost(observed: Observed) -> Iterator[Action]:
         ),
         Condition(type=Type.STATUS_STALE, status="False", reason="DatabaseReachable"),
     ]
-    new = status.carry(observed, *said, phase="Pending", message=refusal.message)
+    new = {
+        **status.carry(observed, *said, phase="Pending", message=refusal.message),
+        # Whatever becomes of the traces, this attempt is known to have been requested.
+        **status.of_attempt(batchjob.attempt),
+    }
     yield from _write(observed, new)
     yield Requeue(seconds=observed.options.resync_seconds)
 

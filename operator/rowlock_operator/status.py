@@ -82,10 +82,9 @@ def render(observed: Observed, situation: Situation) -> dict[str, Any]:
     execution = situation.execution
     status: dict[str, Any] = {
         "observedGeneration": observed.batchjob.generation,
-        "observedRestartNonce": situation.attempt - 1,
         "phase": _phase(observed, situation),
         "message": clip(situation.message, MESSAGE_BYTES),
-        "attempt": min(situation.attempt, _INT32),
+        **of_attempt(situation.attempt),
         "lastSyncTime": time_text(observed.now),
         "conditions": conditions.stamp(
             old,
@@ -153,6 +152,11 @@ def completion_time(status: JsonObject) -> datetime | None:
     """When the attempt that a status tells of has ended; None if it has not."""
     ended = conditions.is_true(status, Type.FINISHED)
     return parse_time(status.get("completionTime")) if ended else None
+
+
+def of_attempt(attempt: int) -> dict[str, Any]:
+    """The fields that say which attempt a status is about."""
+    return {"observedRestartNonce": attempt - 1, "attempt": min(attempt, _INT32)}
 
 
 def observed_attempt(status: JsonObject) -> int | None:
