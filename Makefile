@@ -57,7 +57,7 @@ faults: .venv/.dev  ## Kill, freeze and cut off real nodes and databases: nothin
 
 # The cluster of `make cluster`: a folder with the programs up, exec, image and fault, which run one
 # on this machine; without BED it is the one that KUBECONFIG names, which has the images already
-# (manifests/kind/run makes such a one). LEVEL=apiserver is enough for what needs no running pods.
+# (manifests/kind.sh makes such a one). LEVEL=apiserver is enough for what needs no running pods.
 BED ?=
 LEVEL ?= nodes
 # Only for that target: with the level in its environment `make test` would run those tests too.
@@ -108,6 +108,10 @@ requirements: .venv/.dev  ## Write what the images install, after a change of uv
 	$(EXPORT) > node/requirements.txt
 	$(EXPORT) --extra operator > operator/requirements.txt
 	$(EXPORT) --extra embedded > manifests/demo/requirements.txt
+
+.PHONY: reference
+reference: .venv/.dev  ## Write docs/batchjob.md, after a change of manifests/crd/crd.yaml
+	$(BIN)/python manifests/crd/document.py > docs/batchjob.md
 
 .PHONY: bench
 bench: .venv/.dev  ## Measure; ratios within one run, never a gate
