@@ -50,8 +50,10 @@ def _run(settings: Settings) -> int:
     from rowlock_operator import handlers  # kopf takes half a second that the other words need not
 
     logs.configure(settings.log_format)
-    # kopf tells of each event that it hands over, with the object in it.
+    # kopf tells of each event that it hands over.
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_without_ballast)
     _have_a_name()
     log.info(
         f"operator {__version__} of cluster {settings.cluster}",
@@ -64,6 +66,13 @@ def _run(settings: Settings) -> int:
         return problem.exit_code
     log.info("operator ended", extra={"event": "operator_ended"})
     return 0
+
+
+def _without_ballast(record: logging.LogRecord) -> bool:
+    """Take from kopf's lines what it adds for its own use: all its settings, with each of them."""
+    for name in ("settings", "k8s_skip") if record.name.startswith("kopf") else ():
+        vars(record).pop(name, None)
+    return True
 
 
 def _have_a_name() -> None:

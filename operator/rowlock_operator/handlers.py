@@ -67,8 +67,9 @@ def registry(settings: Settings, framework: kopf.OperatorSettings) -> kopf.Opera
     running = _Running(settings, framework)
 
     # kopf passes more arguments than each takes, and asks for the rest by **_.
+    # All of them are coroutines, because kopf runs anything else in threads.
     @kopf.on.login(registry=handlers)
-    def login(**_: Any) -> kopf.ConnectionInfo:
+    async def login(**_: Any) -> kopf.ConnectionInfo:
         return credentials(framework)
 
     @kopf.on.startup(registry=handlers)
@@ -80,11 +81,11 @@ def registry(settings: Settings, framework: kopf.OperatorSettings) -> kopf.Opera
         await running.stop()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
-    def batchjob_event(event: kopf.RawEvent, **_: Any) -> None:
+    async def batchjob_event(event: kopf.RawEvent, **_: Any) -> None:
         running.controller.batchjob_event(event["type"], cast(Object, event["object"]))
 
     @kopf.on.event("batch", "v1", "jobs", registry=handlers)
-    def job_event(event: kopf.RawEvent, **_: Any) -> None:
+    async def job_event(event: kopf.RawEvent, **_: Any) -> None:
         running.controller.job_event(event["type"], cast(Object, event["object"]))
 
     return handlers

@@ -35,7 +35,7 @@ class HealthServer:
         Raises:
             UsageError: It cannot be bound.
         """
-        runner = web.ServerRunner(web.Server(self._answer), access_log=None)
+        runner = web.ServerRunner(web.Server(self._answer, access_log=None))
         await runner.setup()
         try:
             await web.TCPSite(runner, port=port, shutdown_timeout=0).start()

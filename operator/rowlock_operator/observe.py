@@ -30,6 +30,8 @@ from rowlock_operator.model import (
 )
 from rowlock_operator.podtrouble import trouble
 
+LOOK_SECONDS: Final = 5.0
+"""How long a look at the database counts."""
 _FAILED_KNOWN_MAX: Final = 10_000
 """Executions whose failed partitions are remembered; beyond that they are read again."""
 
@@ -168,7 +170,8 @@ class Observer:
     async def _execution(self, seen: Seen) -> Execution | None:
         uid = seen.batchjob.uid
         look = self._looks.get(uid)
-        if look is not None and look.at > max(seen.at, self._acted.get(uid, seen.at)):
+        after = max(seen.at, self._acted.get(uid, seen.at), self._clock() - LOOK_SECONDS)
+        if look is not None and look.at > after:
             execution: Execution | None = look.row.execution
         else:
             asked_at = self._clock()

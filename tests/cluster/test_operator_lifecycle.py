@@ -1,0 +1,270 @@
+"""What a BatchJob's owner does with kubectl arrives in the database, and what happens there is shown.
+
+The pods of master Jobs do not have to run for this: the tests play the nodes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+
+import pytest
+
+from tests.support.cluster import Kubectl, Object, Operators, condition
+from tests.support.operator_scene import OperatorScene
+from tests.support.postgres import Database
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def scene(database: Database) -> Generator[OperatorScene]:
+    with OperatorScene(database) as made:
+        yield made
+
+
+def the_status(kubectl: Kubectl, name: str) -> Object:
+    status: Object = kubectl.get("batchjob", name).get("status", {})
+    return status
+
+
+def shows(kubectl: Kubectl, name: str, *, seconds: float = 20, **fields: object) -> None:
+    """Wait until the status has these fields."""
+
+    def there() -> bool:
+        status = the_status(kubectl, name)
+        return all(status.get(field) == value for field, value in fields.items())
+
+    wait_until(there, seconds=seconds, what=f"{name}: {fields}", every_seconds=0.1)
+
+
+def conditions_of(kubectl: Kubectl, name: str) -> dict[str, str]:
+    batchjob = kubectl.get("batchjob", name)
+    return {one["type"]: one["status"] for one in batchjob.get("status", {}).get("conditions", [])}
+
+
+def test_a_batchjob_is_accepted_within_two_seconds_and_has_one_execution_and_one_job(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start()
+
+    namespace.apply(scene.batchjob("nightly"))
+    started = time.monotonic()
+    namespace.wait("batchjob/nightly", "condition=Accepted", seconds=10)
+
+    assert time.monotonic() - started < 2.0
+    (execution,) = scene.executions()
+    assert execution.launch_key.startswith(f"{operators.cluster}/")
+    assert execution.parameters == {"month": 7}
+    assert the_status(namespace, "nightly")["executionID"] == str(execution.execution_id)
+    (job,) = namespace.items("jobs")
+    assert job["metadata"]["name"] == "nightly-1"
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"][:2] == [
+        "master",
+        str(execution.execution_id),
+    ]
+    assert set(conditions_of(namespace, "nightly")) == {
+        "Accepted",
+        "Suspended",
+        "Complete",
+        "Failed",
+        "Finished",
+        "StatusStale",
+    }
+
+
+def test_progress_and_the_end_are_mirrored(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start()
+    namespace.apply(scene.batchjob("nightly"))
+    execution = scene.execution_of("nightly").execution_id
+
+    run = scene.plan(execution, partitions=4)
+    scene.work(run, 3)
+    shows(namespace, "nightly", phase="Running", progress="3/4")
+    scene.work(run, 1)
+    assert scene.advance(run) == "COMPLETED"
+
+    namespace.wait("batchjob/nightly", "condition=Finished", seconds=10)
+    assert the_status(namespace, "nightly")["phase"] == "Succeeded"
+    assert conditions_of(namespace, "nightly")["Complete"] == "True"
+    reasons = {event["reason"] for event in namespace.items("events")}
+    assert {"RunCreated", "MasterLaunched", "PartitionsPlanned", "Completed"} <= reasons
+
+
+def test_parameters_that_break_the_contract_launch_nothing_and_the_path_is_named(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start()
+    namespace.apply(scene.batchjob("nightly", parameters={"month": "July"}))
+
+    namespace.wait("batchjob/nightly", "condition=Accepted=False", seconds=10)
+
+    accepted = condition(namespace.get("batchjob", "nightly"), "Accepted")
+    assert accepted["reason"] == "InvalidParameters"
+    assert "month" in accepted["message"]
+    assert scene.executions() == []
+    assert namespace.items("jobs") == []
+
+
+def test_a_job_that_is_published_later_is_launched_then(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start(ROWLOCK_RESYNC_SECONDS="2")
+    namespace.apply(scene.batchjob("nightly", job=f"{scene.job}-new"))
+    namespace.wait("batchjob/nightly", "condition=Accepted=False", seconds=10)
+    assert condition(namespace.get("batchjob", "nightly"), "Accepted")["reason"] == "UnknownJob"
+
+    scene.publish(f"{scene.job}-new")
+
+    namespace.wait("batchjob/nightly", "condition=Accepted=True", seconds=20)
+
+
+def test_what_may_change_while_it_runs_is_pushed_to_the_database(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start()
+    namespace.apply(scene.batchjob("nightly"))
+    execution = scene.execution_of("nightly").execution_id
+    scene.plan(execution)
+
+    change = {"priority": 7, "parallelism": 2, "suspend": True, "activeDeadlineSeconds": 600}
+    namespace.patch("batchjob", "nightly", {"spec": change})
+
+    def pushed() -> bool:
+        (row,) = scene.executions("nightly")
+        return (row.priority, row.parallelism, row.suspended) == (7, 2, True) and bool(
+            row.deadline_at
+        )
+
+    wait_until(pushed, seconds=10, what="the changes", every_seconds=0.05)
+    namespace.wait("batchjob/nightly", "condition=Suspended=True", seconds=10)
+
+    namespace.patch("batchjob", "nightly", {"spec": {"suspend": False, "parallelism": None}})
+
+    def resumed() -> bool:
+        (row,) = scene.executions("nightly")
+        return (row.parallelism, row.suspended) == (None, False)
+
+    wait_until(resumed, seconds=10, what="the changes back", every_seconds=0.05)
+    assert len(namespace.items("jobs")) == 1
+
+
+def test_a_cancelled_batchjob_keeps_its_record(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start()
+    namespace.apply(scene.batchjob("nightly"))
+    execution = scene.execution_of("nightly").execution_id
+    run = scene.plan(execution)
+    scene.work(run, 1)
+
+    namespace.patch("batchjob", "nightly", {"spec": {"cancel": True}})
+
+    scene.status_becomes(execution, "CLOSING", "CANCELLED")
+    scene.advance(run)
+    namespace.wait("batchjob/nightly", "condition=Finished", seconds=15)
+    assert the_status(namespace, "nightly")["phase"] == "Cancelled"
+    assert "cancel_requested" in scene.events(execution)
+
+
+def test_a_larger_restart_nonce_restarts_a_failed_instance_once(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start()
+    namespace.apply(scene.batchjob("nightly", partitions={"maxAttempts": 1}))
+    first = scene.execution_of("nightly").execution_id
+    run = scene.plan(first, partitions=2)
+    scene.work(run, 1)
+    scene.a_failure(run.master)
+    assert scene.advance(run) == "FAILED"
+    namespace.wait("batchjob/nightly", "condition=Failed", seconds=15)
+
+    namespace.patch("batchjob", "nightly", {"spec": {"restartNonce": 1}})
+
+    second = scene.execution_of("nightly", number=2)
+    assert second.restart_of == first
+    wait_until(
+        lambda: (
+            {job["metadata"]["name"] for job in namespace.items("jobs")}
+            == {"nightly-1", "nightly-2"}
+        ),
+        seconds=15,
+        what="a Job for each attempt",
+        every_seconds=0.1,
+    )
+    shows(namespace, "nightly", attempt=2, executionID=str(second.execution_id))
+    assert len(scene.executions("nightly")) == 2
+
+
+def test_a_deleted_batchjob_is_gone_at_once_and_its_execution_is_cancelled(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start()
+    namespace.apply(scene.batchjob("nightly"))
+    execution = scene.execution_of("nightly").execution_id
+    scene.plan(execution)
+
+    started = time.monotonic()
+    namespace.run("delete", "batchjob", "nightly", seconds=20)
+    assert time.monotonic() - started < 1.0
+
+    scene.status_becomes(execution, "CLOSING", "CANCELLED", seconds=10)
+
+
+def test_the_execution_of_a_batchjob_with_policy_orphan_lives_on(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start(ROWLOCK_SWEEP_SECONDS="1")
+    for name, policy in (("kept", "Orphan"), ("not-kept", "Cancel")):
+        namespace.apply(scene.batchjob(name, deletionPolicy=policy))
+    kept = scene.execution_of("kept").execution_id
+    other = scene.execution_of("not-kept").execution_id
+
+    namespace.run("delete", "batchjob", "kept", "not-kept", seconds=20)
+
+    scene.status_becomes(other, "CLOSING", "CANCELLED", seconds=15)
+    assert scene.execution(kept).status == "REQUESTED"
+
+
+def test_with_the_operator_dead_delete_returns_at_once_and_the_sweeper_cancels_afterwards(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    first = operators.start()
+    for name in ("gone", "there"):
+        namespace.apply(scene.batchjob(name))
+    gone = scene.execution_of("gone").execution_id
+    there = scene.execution_of("there").execution_id
+    first.kill()
+
+    started = time.monotonic()
+    namespace.run("delete", "batchjob", "gone", seconds=20)
+    assert time.monotonic() - started < 1.0
+    assert scene.execution(gone).status == "REQUESTED"
+
+    operators.start(ROWLOCK_SWEEP_SECONDS="1")
+
+    scene.status_becomes(gone, "CLOSING", "CANCELLED", seconds=20)
+    assert scene.execution(there).status == "REQUESTED"
+
+
+def test_a_batchjob_whose_time_to_live_is_over_is_deleted_and_does_not_run_again(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start()
+    wanted = scene.batchjob("nightly", instanceKey="july", ttlSecondsAfterFinished=1)
+    namespace.apply(wanted)
+    scene.run_to_the_end(scene.execution_of("nightly").execution_id)
+
+    wait_until(
+        lambda: namespace.find("batchjob", "nightly") is None,
+        seconds=20,
+        what="deleted",
+        every_seconds=0.1,
+    )
+    namespace.apply({**wanted, "spec": {**wanted["spec"], "ttlSecondsAfterFinished": 600}})
+    namespace.wait("batchjob/nightly", "condition=Accepted=False", seconds=15)
+
+    accepted = condition(namespace.get("batchjob", "nightly"), "Accepted")
+    assert accepted["reason"] == "DuplicateInstance"
+    assert len(scene.executions("nightly")) == 1
