@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar
 from uuid import UUID, uuid4
 
 from rowlock_operator.model import (
@@ -32,6 +32,7 @@ from rowlock_operator.model import (
     RequestExecution,
     Requeue,
     Resume,
+    SetLimits,
     Suspend,
 )
 from rowlock_operator.pools import parse_pools
@@ -169,11 +170,11 @@ class World:
     """A BatchJob and all around it, which actions change."""
 
     observed: Observed
-    launched: list[str] = field(default_factory=list)
+    launched: list[str] = field(default_factory=list[str])
     """The launch keys of the executions that were made."""
-    keys: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set[str])
     """Those that the database knows."""
-    events: dict[str, Emit] = field(default_factory=dict)
+    events: dict[str, Emit] = field(default_factory=dict[str, Emit])
     patches: int = 0
     gone: bool = False
 
@@ -200,7 +201,7 @@ class World:
 
     def apply(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            if isinstance(action, get_args(DatabaseAction)):
+            if isinstance(action, (RequestExecution, Suspend, Resume, Cancel, SetLimits)):
                 self._in_database(action)
             else:
                 self._in_cluster(action)

@@ -98,7 +98,7 @@ SPECS = st.fixed_dictionaries(
         "master": MASTERS | ANYTHING,
     },
 )
-CONDITIONS = st.lists(
+CONDITIONS: st.SearchStrategy[list[Any]] = st.lists(
     st.fixed_dictionaries(
         {},
         optional={
