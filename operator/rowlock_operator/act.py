@@ -28,6 +28,7 @@ from rowlock_operator.model import (
     API_VERSION,
     KIND,
     Action,
+    Answer,
     BatchJob,
     CreateJob,
     DeleteBatchJob,
@@ -76,6 +77,8 @@ class Turn:
         self._metrics = metrics
         self.create_problem = ""
         """Why the API server refused a Job in this turn; empty if it did not."""
+        self.answer: Answer | None = None
+        """What the database said to a request in this turn; None if nothing was requested."""
         self.in_the_way: set[str] = set()
         """Names of Jobs that were found in this turn where ours should be."""
 
@@ -107,7 +110,7 @@ class Turn:
                     # Also after an error: the call may have taken effect.
                     self._observer.acted(batchjob.uid)
                 if answer is not None:
-                    self._observer.answered(batchjob.uid, answer)
+                    self.answer = answer
                 return Next.LOOK_AGAIN
         return Next.GO_ON
 

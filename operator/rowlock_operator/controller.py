@@ -184,7 +184,10 @@ class Controller:
             if seen is None:
                 return
             observed = await self.observer.observe(
-                seen, in_the_way=turn.in_the_way, create_problem=turn.create_problem
+                seen,
+                in_the_way=turn.in_the_way,
+                create_problem=turn.create_problem,
+                answer=turn.answer,
             )
             after = Next.GO_ON
             for action in reconcile(observed):

@@ -7,8 +7,8 @@ Three rules keep a restarted, doubled or late operator harmless, and the shell h
 
 1. **Observe in this order**: first the BatchJob and its Job (the cache of the watch), then the
    database. What the database says is then never older than the status that it is compared with.
-2. **The database first.** Stop at the first action that fails. After any `DatabaseAction` observe again
-   at once and reconcile again; bound these passes (say ten) and go back to the queue after them.
+2. **The database first.** `DatabaseAction`s come alone: observe and reconcile again at once after them,
+   and bound these passes. Stop at the first action that fails, and go back to the queue.
    `RequestExecution` has an answer: hand it over as `Observed.answer` in the passes that follow at
    once, and forget it when the BatchJob goes back to the queue, since answers change.
 3. **Nothing is retried blindly.** 409 on creating a Job or an event means that it is there; 409 on a

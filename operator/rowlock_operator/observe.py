@@ -32,6 +32,8 @@ from rowlock_operator.podtrouble import trouble
 
 LOOK_SECONDS: Final = 5.0
 """How long a look at the database counts."""
+_SHOWN_SECONDS: Final = 60.0
+"""How long the database is expected to know what a status shows already."""
 _FAILED_KNOWN_MAX: Final = 10_000
 """Executions whose failed partitions are remembered; beyond that they are read again."""
 
@@ -64,8 +66,7 @@ class Observer:
         self._started_at = datetime.now(UTC)
         self._looks: dict[str, _Look] = {}
         self._acted: dict[str, float] = {}
-        self._answers: dict[str, Answer] = {}
-        self._shown: dict[str, tuple[UUID, int]] = {}
+        self._shown: dict[str, tuple[UUID, int, float]] = {}
         self._failed: dict[UUID, tuple[int, tuple[FailedPartition, ...]]] = {}
         self.database_seen_at: datetime | None = None
         """When the database last answered, by the clock of this machine."""
@@ -84,24 +85,25 @@ class Observer:
         """Something was changed in the database for this BatchJob: earlier looks are out of date."""
         self._acted[uid] = self._clock()
 
-    def answered(self, uid: str, answer: Answer) -> None:
-        """The database has answered a request."""
-        self._answers[uid] = answer
-
     def shown(self, uid: str, execution: Execution | None) -> None:
         """A status with this state of an execution was written."""
         if execution is not None:
-            self._shown[uid] = (execution.execution_id, execution.revision)
+            self._shown[uid] = (execution.execution_id, execution.revision, self._clock())
 
     def forget(self, uid: str) -> None:
         """The BatchJob is gone."""
-        for known in (self._looks, self._acted, self._answers, self._shown):
+        for known in (self._looks, self._acted, self._shown):
             known.pop(uid, None)
 
     # -- gathering -----------------------------------------------------------------------------
 
     async def observe(
-        self, seen: Seen, *, in_the_way: Iterable[str] = (), create_problem: str = ""
+        self,
+        seen: Seen,
+        *,
+        in_the_way: Iterable[str] = (),
+        create_problem: str = "",
+        answer: Answer | None = None,
     ) -> Observed:
         """Everything about a BatchJob.
 
@@ -109,6 +111,8 @@ class Observer:
             seen: The BatchJob.
             in_the_way: Names of Jobs that were found where ours should be.
             create_problem: Why the API server refused the last Job.
+            answer: What the database said to a request in this turn. An older one would hide that the
+                instance has become free.
         """
         batchjob = seen.batchjob
         jobs = self._cache.jobs_of(batchjob, in_the_way)
@@ -120,7 +124,7 @@ class Observer:
             started_at=self._started_at,
             jobs={name: one.job for name, one in jobs.items()},
             create_problem=create_problem,
-            answer=self._answer(batchjob),
+            answer=answer,
         )
         try:
             observed = await self._with_database(observed, seen)
@@ -133,22 +137,21 @@ class Observer:
             for name, one in jobs.items()
             if is_starting(batchjob, one) or (one.job.failed and not ended)
         }
-        shown = self._shown.get(batchjob.uid)
-        same = shown is not None and execution is not None and shown[0] == execution.execution_id
         return replace(
             observed,
             now=datetime.now(UTC),
             jobs={**observed.jobs, **troubled},
             database_seen_at=self.database_seen_at,
-            revision_written=shown[1] if same and shown is not None else None,
+            revision_written=self._revision_written(batchjob.uid, execution),
         )
 
-    def _answer(self, batchjob: BatchJob) -> Answer | None:
-        answer = self._answers.get(batchjob.uid)
-        if answer is not None and answer.attempt != batchjob.attempt:
-            del self._answers[batchjob.uid]
+    def _revision_written(self, uid: str, execution: Execution | None) -> int | None:
+        """The revision that the status shows, while a look may still be older than that."""
+        run, revision, at = self._shown.get(uid, (None, 0, 0.0))
+        if execution is None or run != execution.execution_id:
             return None
-        return answer
+        # Afterwards a lower one is the truth: the database was restored from a backup.
+        return revision if self._clock() - at < _SHOWN_SECONDS else None
 
     async def _with_database(self, observed: Observed, seen: Seen) -> Observed:
         batchjob = observed.batchjob

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -233,8 +233,9 @@ def _follow(
     observed: Observed, execution: Execution, attempt: int, note: str = ""
 ) -> Iterator[Action]:
     pushes = [] if execution.ended else list(_pushes(observed.batchjob, execution))
-    yield from pushes
-    execution = _after(execution, pushes)
+    if pushes:
+        yield from pushes
+        return  # the next pass, at once, tells how the row is then
     master = _master(observed, execution)
     yield from master.actions
     message = master.problem or explain(observed, execution, master.job)
@@ -292,18 +293,6 @@ def _is_deadline(seconds: int | None, execution: Execution) -> bool:
         return seconds is None and execution.deadline_at is None
     length = (execution.deadline_at - execution.requested_at).total_seconds()
     return abs(length - seconds) < 1
-
-
-def _after(execution: Execution, pushes: Iterable[DatabaseAction]) -> Execution:
-    """The row as it will be, so that its status is told once; a push that fails ends the pass."""
-    for push in pushes:
-        if isinstance(push, Cancel):
-            execution = replace(execution, cancel_requested=True)
-        elif isinstance(push, (Suspend, Resume)):
-            execution = replace(execution, suspended=isinstance(push, Suspend))
-        elif isinstance(push, SetLimits) and "parallelism" in push.changes:
-            execution = replace(execution, parallelism=push.changes["parallelism"])
-    return execution
 
 
 # -- the master Job ----------------------------------------------------------------------------
