@@ -12,10 +12,13 @@ from typing import Any, Final
 
 from rowlock.errors import SettingsError, near_names
 
-__all__ = ["Settings"]
+__all__ = ["DAY_SECONDS", "Settings"]
+
+DAY_SECONDS: Final = 86_400.0
 
 _PREFIX: Final = "ROWLOCK_"
 _LONGEST_SECONDS: Final = 86_400.0
+_LONGEST_DAYS: Final = 36_500.0
 _ROUNDING: Final = 1e-9
 """0.3 must count as three times 0.1, which in doubles is a little more."""
 
@@ -51,6 +54,16 @@ class Settings:
     poll_seconds: float = 10.0
     """How often an idle node looks for work that no notification announced. Seconds, jittered, at
     least one beat."""
+
+    retention_completed_days: float | None = 30.0
+    """How long executions that COMPLETED are kept with their partitions. Days, above 0; None, in the
+    environment `never`, keeps them for ever."""
+
+    retention_failed_days: float | None = 90.0
+    """The same for executions that ended in any other way."""
+
+    retention_events_days: float | None = 90.0
+    """The same for events, and for nodes that are gone."""
 
     dsn: str | None = field(default=None, repr=False)
     """Where the control plane is: a PostgreSQL connection string. None: libpq's own variables."""
@@ -94,7 +107,7 @@ class Settings:
                 if given is not None:
                     values[name] = given
                 elif text:
-                    values[name] = _parsed(text, default)
+                    values[name] = _parsed(name, text, default)
             except ValueError as error:
                 wrong.add(name)
                 problems.append(f"{_variable(name)}={text} {error}")
@@ -132,8 +145,10 @@ def _misspelt(env: Mapping[str, str], known: Iterable[str]) -> Iterator[str]:
             yield f"{variable} is no setting; did you mean {near[0]}?"
 
 
-def _parsed(text: str, default: object) -> object:
+def _parsed(name: str, text: str, default: object) -> object:
     """The value of an environment variable; the default tells its type."""
+    if name.endswith("_days"):
+        return _parsed_days(text)
     if isinstance(default, int):
         if not text.isascii() or not text.isdigit():
             raise ValueError("must be a whole number, 0 or more")
@@ -144,6 +159,15 @@ def _parsed(text: str, default: object) -> object:
         except ValueError:
             raise ValueError("must be a number of seconds") from None
     return text
+
+
+def _parsed_days(text: str) -> float | None:
+    if text.lower() == "never":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("must be a number of days, or never") from None
 
 
 # Names, what must hold of their values, and how to say it. lease > 2 beats follows from the rest.
@@ -193,6 +217,11 @@ def _range_problem(name: str, value: object) -> str:
         if not 0 <= value <= _LONGEST_SECONDS:
             return f"must be from 0 to {_LONGEST_SECONDS:g} seconds"
         return "must be above 0" if value == 0 and name not in _MAY_BE_ZERO else ""
+    if name.endswith("_days") and value is not None:
+        # Not 0, which elsewhere means "no limit" and here would delete everything at once.
+        if not isinstance(value, (int, float)) or not 0 < value <= _LONGEST_DAYS:
+            return f"must be above 0 and at most {_LONGEST_DAYS:g} days, or never"
+        return ""
     if name in _COUNTS and not (type(value) is int and value >= 0):
         return "must be a whole number, 0 or more"
     if name == "log_format" and value not in (None, "json", "human"):

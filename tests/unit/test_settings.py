@@ -34,6 +34,15 @@ def test_an_empty_variable_counts_as_not_set() -> None:
     assert Settings.from_environment({"ROWLOCK_BEAT_SECONDS": " "}) == Settings()
 
 
+def test_what_ended_is_kept_for_days_or_for_ever() -> None:
+    settings = Settings.from_environment(
+        {"ROWLOCK_RETENTION_COMPLETED_DAYS": "Never", "ROWLOCK_RETENTION_EVENTS_DAYS": "0.5"}
+    )
+    assert settings.retention_completed_days is None
+    assert settings.retention_failed_days == 90
+    assert settings.retention_events_days == 0.5
+
+
 def test_every_mistake_is_listed_at_once() -> None:
     problems = problems_of(
         {
@@ -43,10 +52,12 @@ def test_every_mistake_is_listed_at_once() -> None:
             "ROWLOCK_POLL_SECONDS": "nan",
             "ROWLOCK_CANCEL_SECONDS": "soon",
             "ROWLOCK_LOG_FORMAT": "xml",
+            "ROWLOCK_RETENTION_EVENTS_DAYS": "always",
         }
     )
     assert problems == [
         "ROWLOCK_CANCEL_SECONDS=soon must be a number of seconds",
+        "ROWLOCK_RETENTION_EVENTS_DAYS=always must be a number of days, or never",
         "ROWLOCK_RECYCLE_ATTEMPTS=1.5 must be a whole number, 0 or more",
         "ROWLOCK_DRAIN_SECONDS=-1.0 must be from 0 to 86400 seconds",
         "ROWLOCK_POLL_SECONDS=nan must be from 0 to 86400 seconds",
@@ -71,6 +82,10 @@ def test_every_mistake_is_listed_at_once() -> None:
         (
             {"ROWLOCK_POLL_SECONDS": "0.5"},
             "ROWLOCK_POLL_SECONDS=0.5 must be at least ROWLOCK_BEAT_SECONDS=1",
+        ),
+        (
+            {"ROWLOCK_RETENTION_FAILED_DAYS": "0"},
+            "ROWLOCK_RETENTION_FAILED_DAYS=0.0 must be above 0 and at most 36500 days, or never",
         ),
         (
             {"ROWLOCK_BEAT_SECOND": "2"},

@@ -38,6 +38,7 @@ from rowlock.runtime.masters import Masters
 from rowlock.runtime.messages import Message
 from rowlock.runtime.metrics import NodeMetrics
 from rowlock.runtime.pool import Executor, Pool
+from rowlock.runtime.retention import Retention
 from rowlock.runtime.watch import Watch
 from rowlock.runtime.watchdog import LeaseBoard, Watchdog, boottime_ns
 from rowlock.runtime.work import Work
@@ -182,6 +183,7 @@ class Node:
         self.attempts = Attempts(self.host, pool, options.slots)
         self.masters = Masters(self.host, pool, self._master_executor, self._progressed)
         self._watch = Watch(self.host)
+        self._retention = Retention(self.host)
         self._heartbeat = Heartbeat(
             dsn,
             self._mailbox,
@@ -277,6 +279,7 @@ class Node:
         self._carry_over(now)
         self._mind_the_lease(now)
         self._watch.turn(now, self._compare)
+        self._retention.turn(now)
         self._publish_if_due()
 
     def _obey_signals(self) -> None:

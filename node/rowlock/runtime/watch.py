@@ -57,6 +57,7 @@ class Watch:
             self._recover()
         if look.answer.due:
             self._promote()
+            self._expire()
 
     def turn(self, now: float, compare: Callable[[], None]) -> None:
         """Every now and then look for what no flag shows: claims without an owner, lost replies."""
@@ -127,6 +128,19 @@ class Watch:
 
     def _promote(self) -> None:
         self._once("promote", lambda store: store.promote(PROMOTE_MAX), lambda _count: None)
+
+    def _expire(self) -> None:
+        me = self._host.node_id
+
+        def done(ended: int) -> None:
+            if ended:
+                log.warning(
+                    "%d executions have passed their deadline",
+                    ended,
+                    extra={"event": "executions_expired", "count": ended},
+                )
+
+        self._once("expire", lambda store: store.expire(f"node {me}"), done)
 
     def _count(self, moved: int, failed: int) -> None:
         if moved:
