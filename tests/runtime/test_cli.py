@@ -7,14 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from rowlock.cli.main import main
-from tests.support.postgres import Cluster, Database
+from tests.support.postgres import Database
 from tests.support.terminal import (
     JOBS,
     PATIENCE_SECONDS,
@@ -33,43 +32,6 @@ from tests.support.terminal import (
 from tests.support.waiting import wait_until
 
 UNREACHABLE = "postgresql://127.0.0.1:1/nowhere?connect_timeout=2"
-
-
-@pytest.fixture
-def terminal(database: Database, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Commands over a database of their own, without nodes."""
-    monkeypatch.setenv("ROWLOCK_DSN", database.dsn)
-    return Terminal(database, capsys)
-
-
-@pytest.fixture(scope="module")
-def pool(postgres: Cluster) -> Generator[Database]:
-    """A database with two nodes."""
-    made = postgres.create()
-    with node(made.dsn, "n1"), node(made.dsn, "n2"):
-        wait_until(
-            lambda: made.value("SELECT count(*) FROM rowlock.nodes") == 2,
-            seconds=PATIENCE_SECONDS,
-            what="two nodes are registered",
-            every_seconds=0.05,
-        )
-        yield made
-    postgres.drop(made.name)
-
-
-@pytest.fixture
-def go(tmp_path: Path) -> Generator[Path]:
-    """A file that partitions wait for; at the end they get it in any case, and free their slots."""
-    file = tmp_path / "go"
-    yield file
-    file.touch()
-
-
-@pytest.fixture
-def served(pool: Database, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Commands over the database with two nodes."""
-    monkeypatch.setenv("ROWLOCK_DSN", pool.dsn)
-    return Terminal(pool, capsys)
 
 
 # -- the database ------------------------------------------------------------------------------
@@ -117,6 +79,14 @@ def test_an_old_or_a_newer_schema_is_told_with_the_remedy(terminal: Terminal) ->
         ["status", "1"],
         ["status", "1", "--watch"],
         ["cancel", "1"],
+        ["suspend", "1"],
+        ["resume", "1"],
+        ["set", "1", "--priority", "1"],
+        ["restart", "1"],
+        ["resolve", "1", "k", "--retry"],
+        ["abandon", "1"],
+        ["explain", "1"],
+        ["purge", "--completed-days", "1"],
         ["contract", "cli.count"],
         ["launch", "cli.count", "--detach"],
         ["launch", "cli.count", "--import", JOBS, "--params", '{"count": 1}'],
@@ -351,7 +321,7 @@ def test_the_same_launch_key_again_finds_the_execution_of_the_first_time(
     launch = ("launch", "cli.count", "--params", numbers(2), "--launch-key", key, *imports)
 
     first = served(*launch, "--detach", "--json").document
-    again = served(*launch, "--json")
+    again = run(served.database.dsn, *launch, "--json")
     assert again.code == 0
     assert again.objects[0] == {**first, "outcome": "exists"}
     assert again.objects[-1]["status"] == "COMPLETED"

@@ -234,7 +234,7 @@ class Member:
 
 
 class NodeProcess(Member):
-    """A `rowlock node`."""
+    """A `rowlock node`, or a `rowlock master`."""
 
     @property
     def incarnations(self) -> list[UUID]:
@@ -456,6 +456,34 @@ class Fleet:
         node = NodeProcess(self, name, slots, argv, self._environment(env))
         self.members.append(node)
         return node.wait_registered() if wait else node
+
+    def master(
+        self,
+        execution: UUID,
+        *,
+        slots: int = 0,
+        pool: str = "default",
+        name: str = "master",
+        jobs: str = JOBS,
+        **env: str | float,
+    ) -> NodeProcess:
+        """Start a master run of an execution.
+
+        Args:
+            execution: The execution that it is there for.
+            slots: Attempts at a time.
+            pool: Its pool.
+            name: In its log's name and in the ledger.
+            jobs: The module of jobs that it imports.
+            env: Settings by the names of `Settings`, or whole environment variables in capitals.
+        """
+        argv = [
+            *(sys.executable, "-m", "rowlock", "master", str(execution), "--slots", str(slots)),
+            *("--pool", pool, "--import", jobs, "--http", "0", "--log-format", "json"),
+        ]
+        member = NodeProcess(self, name, slots, argv, self._environment(env))
+        self.members.append(member)
+        return member
 
     def launch(
         self,

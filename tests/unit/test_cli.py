@@ -99,6 +99,19 @@ def test_every_command_shows_its_help_also_beside_a_mistake(
         (["node", "--slots", "0"], "--slots 0 must be a whole number from 1 to 1024"),
         (["node", "--http", "99999"], "--http 99999 must be a whole number from 0 to 65535"),
         (["node", "--log-format", "xml"], "invalid choice: 'xml'"),
+        (["launch", "j", "--parallelism", "0"], "--parallelism 0 must be a whole number from 1 to"),
+        (["launch", "j", "--deadline", "1.5"], "--deadline 1.5 must be a whole number from 1 to"),
+        (["set", "1", "--parallelism", "all"], "from 1 to 1000000, or none"),
+        (["set", "1", "--deadline", "0"], "--deadline 0 must be a whole number from 1 to"),
+        (["set", "1"], "rowlock set changes nothing without --priority, --parallelism or"),
+        (["resolve", "1", "k"], "one of the arguments --completed --retry is required"),
+        (["resolve", "1", "k", "--retry", "--completed"], "not allowed with argument"),
+        (["resolve", "1", "k", "--retry", "--result", "1"], "--result needs --completed"),
+        (["resolve", "1", "k", "--completed", "--force"], "--force needs --retry"),
+        (["master", "1"], "EXECUTION '1' must be a whole id: rowlock executions --json"),
+        (["purge"], "deletes nothing without --completed-days, --failed-days or --events-days"),
+        (["purge", "--failed-days", "soon"], "from 0 to 36500, or never"),
+        (["suspend", "1", "--reason", ""], "--reason '' must have 1 to 2000 bytes"),
         (["dev", "--nodes", "17"], "--nodes 17 must be a whole number from 1 to 16"),
     ],
 )
@@ -172,7 +185,17 @@ def test_help_and_mistakes_load_nothing_heavy(words: list[str]) -> None:
 
 
 def test_the_modules_of_reading_commands_load_neither_pydantic_nor_rich() -> None:
-    modules = ["executions", "status", "partitions", "nodes", "events", "cancel", "jobs", "migrate"]
+    modules = [
+        "executions",
+        "status",
+        "partitions",
+        "nodes",
+        "events",
+        "explain",
+        "jobs",
+        "migrate",
+    ]
+    modules += ["cancel", "suspend", "resume", "set", "abandon", "purge"]
     program = "\n".join(f"import rowlock.cli.{module}" for module in modules)
     assert loaded_by(program, ("pydantic", "rich", "prometheus_client", "jsonschema")) == []
 

@@ -7,11 +7,13 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NoReturn
+from uuid import UUID
 
 from rowlock.errors import UsageError, near_names
 
 POOL_BYTES_MAX: Final = 100
 ROWS_MAX: Final = 10_000
+REASON_BYTES_MAX: Final = 2000
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -101,6 +103,16 @@ def add_execution(parser: argparse.ArgumentParser, *, optional: bool = False) ->
     )
 
 
+def add_reason(parser: argparse.ArgumentParser) -> None:
+    """`--reason R`."""
+    parser.add_argument(
+        "--reason",
+        metavar="R",
+        type=text_of("--reason", REASON_BYTES_MAX),
+        help="why, for the audit and for everybody who looks at the execution",
+    )
+
+
 def add_http(parser: argparse.ArgumentParser) -> None:
     """`--http PORT`."""
     parser.add_argument(
@@ -141,6 +153,35 @@ def whole(name: str, lowest: int, highest: int) -> Callable[[str], int]:
                 f"{name} {text} must be a whole number from {lowest} to {highest}"
             )
         return int(text)
+
+    return parse
+
+
+def whole_or(word: str, name: str, lowest: int, highest: int) -> Callable[[str], int | str]:
+    """A kind of argument: a whole number within bounds, or one word that stands for no number."""
+
+    def parse(text: str) -> int | str:
+        if text.lower() == word:
+            return word
+        if not re.fullmatch(r"\d{1,19}", text, re.ASCII) or not lowest <= int(text) <= highest:
+            raise argparse.ArgumentTypeError(
+                f"{name} {text} must be a whole number from {lowest} to {highest}, or {word}"
+            )
+        return int(text)
+
+    return parse
+
+
+def whole_id(name: str) -> Callable[[str], UUID]:
+    """A kind of argument: a whole id, for commands that must not ask the database what is meant."""
+
+    def parse(text: str) -> UUID:
+        try:
+            return UUID(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{name} {text[:40]!r} must be a whole id: rowlock executions --json shows it"
+            ) from None
 
     return parse
 

@@ -1,7 +1,9 @@
 """`rowlock launch`: launches a job and follows it to its end, or leaves it to the nodes.
 
 With the job's code here, this process becomes the execution's master, and with `--slots` processes
-partitions too. Without the code it asks for the execution and watches nodes run it.
+partitions too. Without the code it asks for the execution and watches nodes run it. A launch key that
+was used before leads to the execution of the first time, which this process stays with in the same way:
+should its master go, this one goes on.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ import argparse
 import logging
 import os
 import uuid
-from typing import TYPE_CHECKING, Final
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from rowlock.cli import arguments, output
 from rowlock.cli.database import actor, opened
 from rowlock.cli.follow import Glance, follow, print_ending, shown
+from rowlock.cli.main import INTERRUPTED
 from rowlock.cli.progress import Display, Snapshot, choose_display
 from rowlock.cli.target import Target, has_nodes, local_target, published_target
 from rowlock.db import views
@@ -26,9 +31,14 @@ from rowlock.protocol.model import Progress
 from rowlock.registry import Registry
 
 if TYPE_CHECKING:  # a launch that detaches runs no node
-    from rowlock.runtime.launch import LaunchRequest
+    from rowlock.runtime.driver import DriveResult
+    from rowlock.settings import Settings
 
-INTERRUPTED: Final = 130
+_MEANING: Final = {
+    "requested": "",
+    "restarted": " (a restart: what an earlier execution of the instance completed is kept)",
+    "exists": " (requested before with this launch key)",
+}
 
 
 def run(given: argparse.Namespace) -> int:
@@ -44,9 +54,9 @@ def run(given: argparse.Namespace) -> int:
             target = published_target(db, registry, given.job, given.params)
         execution, outcome = _request(db, given, target)
         if not execution.ended:
-            _warn_if_nobody_works(db, target, execution.pool)
-    _announce_as_it_is(execution, outcome, as_json=given.json)
-    return 0 if given.detach else _follow(dsn, execution.execution_id, as_json=given.json)
+            warn_if_nobody_works(db, target.job, target.contract_hash, execution.pool)
+    announce(execution, outcome, as_json=given.json)
+    return 0 if given.detach else follow_to_end(dsn, execution.execution_id, as_json=given.json)
 
 
 def _refuse_idle_options(given: argparse.Namespace, *, has_code: bool) -> None:
@@ -62,18 +72,19 @@ def _refuse_idle_options(given: argparse.Namespace, *, has_code: bool) -> None:
             )
 
 
-def _follow(dsn: str, execution_id: UUID, *, as_json: bool) -> int:
+def follow_to_end(dsn: str, execution_id: UUID, *, as_json: bool) -> int:
+    """Watch an execution until it has ended, and say how; answers with the exit code."""
     with shown(choose_display(as_json=as_json)) as display:
         end = follow(dsn, execution_id, command="launch", display=display)
     return print_ending(end, as_json=as_json)
 
 
-def _warn_if_nobody_works(db: Connection, target: Target, pool: str) -> None:
-    if not has_nodes(db, target.job, target.contract_hash, pool):
+def warn_if_nobody_works(db: Connection, job: str, contract_hash: str, pool: str) -> None:
+    """Warn if no living node could process a partition."""
+    if not has_nodes(db, job, contract_hash, pool):
         output.warn(
-            f"no living node of pool {pool!r} accepts {target.job} (contract "
-            f"{target.contract_hash}): it waits for one; rowlock node starts one, and launch "
-            "--slots N processes here"
+            f"no living node of pool {pool!r} accepts {job} (contract {contract_hash}): it waits "
+            "for one; rowlock node starts one, and launch --slots N processes here"
         )
 
 
@@ -90,12 +101,12 @@ def _announce(execution_id: UUID, job: str, instance: str, outcome: str, *, as_j
             }
         )
         return
-    again = " (requested before with this launch key)" if outcome == "exists" else ""
-    print(f"execution {execution_id}{again}")
+    print(f"execution {execution_id}{_MEANING[outcome]}")
     print(output.printable(f"instance  {instance}"), flush=True)
 
 
-def _announce_as_it_is(one: Execution, outcome: str, *, as_json: bool) -> None:
+def announce(one: Execution, outcome: str, *, as_json: bool) -> None:
+    """Say which execution stands for a launch or a restart."""
     _announce(one.execution_id, one.job_name, one.instance_key, outcome, as_json=as_json)
 
 
@@ -103,9 +114,8 @@ def _announce_as_it_is(one: Execution, outcome: str, *, as_json: bool) -> None:
 
 
 def _drive(given: argparse.Namespace, registry: Registry, target: Target) -> int:
-    """Be the master until the execution ends, or somebody else is."""
+    """Drive the execution that stands for the launch, until it has ended."""
     from rowlock import logs
-    from rowlock.runtime.launch import LaunchRequest, launch
     from rowlock.settings import Settings
 
     settings = Settings.from_environment(os.environ, dsn=given.dsn)
@@ -114,10 +124,27 @@ def _drive(given: argparse.Namespace, registry: Registry, target: Target) -> int
     with opened(dsn, "launch") as db:
         before = _same_launch(db, given)
         if not given.slots and not (before and before.ended):
-            _warn_if_nobody_works(db, target, given.pool)
-    if before is not None:
-        return _follow_again(dsn, before, as_json=given.json)
+            pool = before.pool if before else given.pool
+            warn_if_nobody_works(db, target.job, target.contract_hash, pool)
     logs.configure(settings.log_format, level=logging.WARNING)
+    if before is None:
+        result = _launch(given, registry, settings, target)
+        if result is not None:
+            return result
+        # Somebody else used the launch key while we were starting.
+        with opened(dsn, "launch") as db:
+            before = _same_launch(db, given)
+        if before is None:
+            raise _purged(given)
+    return _join(given, registry, settings, before)
+
+
+def _launch(
+    given: argparse.Namespace, registry: Registry, settings: Settings, target: Target
+) -> int | None:
+    """Launch; None if the launch key has been used for another execution meanwhile."""
+    from rowlock.runtime.launch import LaunchRequest, launch
+
     request = LaunchRequest(
         job=target.job,
         parameters=target.parameters,
@@ -126,64 +153,94 @@ def _drive(given: argparse.Namespace, registry: Registry, target: Target) -> int
         pool=given.pool,
         priority=given.priority,
         requester=_requester(),
+        options=_options(given),
     )
+    with _narrated(given, settings, request.execution_id) as narrator:
+
+        def begin(outcome: str) -> None:
+            narrator.begin(request.job, request.instance_key, outcome)
+
+        result = launch(
+            settings,
+            registry,
+            request,
+            slots=given.slots or 0,
+            imports=tuple(given.imports),
+            http_port=given.http,
+            on_progress=narrator.hear,
+            on_requested=begin,
+            on_superseded=narrator.superseded,
+        )
+        if result.execution_id != request.execution_id:
+            return None
+        return narrator.end(result)
+
+
+def _join(
+    given: argparse.Namespace, registry: Registry, settings: Settings, before: Execution
+) -> int:
+    """Stay with an execution that was launched before, and drive it when its master is gone."""
+    from rowlock.runtime.driver import drive
+
+    ours = registry.definitions[before.job_name].contract_hash == before.contract_hash
+    if before.ended or not ours:
+        announce(before, "exists", as_json=given.json)
+        return follow_to_end(settings.dsn or "", before.execution_id, as_json=given.json)
+    with _narrated(given, settings, before.execution_id) as narrator:
+        narrator.begin(before.job_name, before.instance_key, "exists")
+        result = drive(
+            settings,
+            registry,
+            before.execution_id,
+            pool=before.pool,
+            slots=given.slots or 0,
+            imports=tuple(given.imports),
+            http_port=given.http,
+            on_progress=narrator.hear,
+        )
+        return narrator.end(result)
+
+
+@contextmanager
+def _narrated(
+    given: argparse.Namespace, settings: Settings, execution_id: UUID
+) -> Generator[_Narrator]:
     with shown(choose_display(as_json=given.json)) as display:
-        narrator = _Narrator(dsn, request, display, as_json=given.json)
+        narrator = _Narrator(settings.dsn or "", execution_id, display, as_json=given.json)
         try:
-            result = launch(
-                settings,
-                registry,
-                request,
-                slots=given.slots or 0,
-                imports=tuple(given.imports),
-                http_port=given.http,
-                on_progress=narrator.hear,
-                on_requested=narrator.begin,
-            )
+            yield narrator
         finally:
             narrator.stop()
-        if result.execution_id != request.execution_id:
-            # Somebody else used the launch key while we were starting.
-            with opened(dsn, "launch") as db:
-                before = _same_launch(db, given)
-            if before is not None:
-                return _follow_again(dsn, before, as_json=given.json)
-        if result.left:
-            output.warn(
-                f"left; execution {result.execution_id} goes on as soon as a node adopts it: "
-                f"rowlock status {result.execution_id} --watch"
-            )
-            return INTERRUPTED
-        if result.superseded:
-            output.warn(
-                f"another node is the master of execution {result.execution_id} now: following it"
-            )
-        end = follow(dsn, result.execution_id, command="launch", display=display)
-    return print_ending(end, as_json=given.json)
 
 
 class _Narrator:
-    """Passes on what the master reports, with what only the views know; never stops the master."""
+    """Passes on what the driver reports, with what only the views know; never stops the driver."""
 
-    def __init__(
-        self, dsn: str, request: LaunchRequest, display: Display, *, as_json: bool
-    ) -> None:
+    def __init__(self, dsn: str, execution_id: UUID, display: Display, *, as_json: bool) -> None:
         self._dsn = dsn
-        self._request = request
+        self._execution_id = execution_id
         self._display = display
         self._as_json = as_json
         self._glance: Glance | None = None
         self._silent = False
 
-    def begin(self, execution_id: UUID) -> None:
-        """The database has taken the request."""
-        job, instance = self._request.job, self._request.instance_key
+    def begin(self, job: str, instance: str, outcome: str) -> None:
+        """There is an execution that stands for the launch."""
         try:
-            _announce(execution_id, job, instance, "requested", as_json=self._as_json)
+            _announce(self._execution_id, job, instance, outcome, as_json=self._as_json)
         except OSError:
             self._silent = True
-        self._glance = Glance(self._dsn, execution_id)
+        self._glance = Glance(self._dsn, self._execution_id)
         self._glance.start()
+
+    def superseded(self) -> None:
+        """Another node is the master."""
+        try:
+            output.warn(
+                f"another node is the master of execution {self._execution_id} now: following it"
+            )
+        except OSError:
+            self._silent = True
 
     def hear(self, progress: Progress) -> None:
         """One look of the master's."""
@@ -205,8 +262,20 @@ class _Narrator:
             # The reader of our output is gone. The work matters more than what is said about it.
             self._silent = True
 
+    def end(self, result: DriveResult) -> int:
+        """The driver has ended: say how; answers with the exit code."""
+        if result.left:
+            output.warn(
+                f"left; execution {self._execution_id} goes on as soon as a node adopts it: "
+                f"rowlock status {self._execution_id} --watch"
+            )
+            return INTERRUPTED
+        end = follow(self._dsn, self._execution_id, command="launch", display=self._display)
+        self._display.close()
+        return print_ending(end, as_json=self._as_json)
+
     def stop(self) -> None:
-        """The master has ended."""
+        """Look no more."""
         if self._glance is not None:
             self._glance.stop()
 
@@ -230,13 +299,26 @@ def _request(db: Connection, given: argparse.Namespace, target: Target) -> tuple
         launch_key=given.launch_key,
         adopt_after_seconds=0,
         requester=_requester(),
+        options=_options(given),
     )
-    if outcome not in {"requested", "exists"}:
+    if outcome not in _MEANING:
         raise refusal(target.job, wanted, execution_id, outcome)
-    execution = views.execution(db, execution_id)
     if outcome == "exists":
-        _require_same_work(execution, given)
-    return execution, outcome
+        before = _same_launch(db, given)
+        if before is None:
+            raise _purged(given)
+        return before, outcome
+    return views.execution(db, execution_id), outcome
+
+
+def _options(given: argparse.Namespace) -> dict[str, Any]:  # Any: a number or a flag
+    """What `--parallelism`, `--deadline` and `--suspended` ask for."""
+    asked = {
+        "parallelism": given.parallelism,
+        "deadline_seconds": given.deadline,
+        "suspended": given.suspended or None,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _requester() -> dict[str, str]:
@@ -253,9 +335,11 @@ def _same_launch(db: Connection, given: argparse.Namespace) -> Execution | None:
     return execution
 
 
-def _follow_again(dsn: str, before: Execution, *, as_json: bool) -> int:
-    _announce_as_it_is(before, "exists", as_json=as_json)
-    return _follow(dsn, before.execution_id, as_json=as_json)
+def _purged(given: argparse.Namespace) -> Refused:
+    return Refused(
+        f"launch key {given.launch_key!r} was used for an execution that has been purged: use another "
+        "--launch-key to launch again"
+    )
 
 
 def _require_same_work(execution: Execution, given: argparse.Namespace) -> None:

@@ -14,9 +14,12 @@ from rowlock.cli.arguments import (
     add_json,
     add_limit,
     add_pool,
+    add_reason,
     one_of,
     text_of,
     whole,
+    whole_id,
+    whole_or,
 )
 from rowlock.protocol.statuses import EXECUTION_STATUSES, PARTITION_STATUSES
 
@@ -25,7 +28,9 @@ DEV_NODES_MAX: Final = 16
 PRIORITY_MAX: Final = 1_000_000
 KEY_BYTES_MAX: Final = 512
 NAME_BYTES_MAX: Final = 200
-REASON_BYTES_MAX: Final = 2000
+PARALLELISM_MAX: Final = 1_000_000
+DEADLINE_SECONDS_MAX: Final = 10 * 366 * 86_400
+DAYS_MAX: Final = 36_500
 ID_MAX: Final = 2**63 - 1
 
 
@@ -52,11 +57,7 @@ def node(parser: ArgumentParser) -> None:
     )
     add_import(parser)
     add_http(parser)
-    parser.add_argument(
-        "--log-format",
-        choices=("json", "human"),
-        help="how to log (default: ROWLOCK_LOG_FORMAT, else human on a terminal, json elsewhere)",
-    )
+    _add_log_format(parser)
     add_dsn(parser)
     add_json(parser, "log as JSON, whatever the environment says")
 
@@ -93,12 +94,23 @@ def launch(parser: ArgumentParser) -> None:
         help="also process N partitions at a time here (default 0: plan and watch only)",
     )
     add_pool(parser, "the nodes that process it")
+    _add_priority(parser, default=0)
     parser.add_argument(
-        "--priority",
+        "--parallelism",
         metavar="N",
-        type=whole("--priority", -PRIORITY_MAX, PRIORITY_MAX),
-        default=0,
-        help="executions with a larger number are served first (default 0)",
+        type=whole("--parallelism", 1, PARALLELISM_MAX),
+        help="at most N of its partitions at a time, over all nodes (default: no limit)",
+    )
+    parser.add_argument(
+        "--deadline",
+        metavar="SECONDS",
+        type=whole("--deadline", 1, DEADLINE_SECONDS_MAX),
+        help="end it as FAILED if it has not ended so many seconds from now (default: never)",
+    )
+    parser.add_argument(
+        "--suspended",
+        action="store_true",
+        help="let nothing of it be processed before rowlock resume",
     )
     add_import(parser)
     add_http(parser)
@@ -183,15 +195,138 @@ def events(parser: ArgumentParser) -> None:
 def cancel(parser: ArgumentParser) -> None:
     """`rowlock cancel`."""
     add_execution(parser)
-    parser.add_argument(
-        "--reason",
-        metavar="R",
-        type=text_of("--reason", REASON_BYTES_MAX),
-        help="why, for the audit and for everybody who looks at the execution",
-    )
+    add_reason(parser)
     parser.add_argument("--wait", action="store_true", help="wait until it has ended")
     add_dsn(parser)
     add_json(parser)
+
+
+def suspend(parser: ArgumentParser) -> None:
+    """`rowlock suspend`, and what every verb about one execution takes."""
+    add_execution(parser)
+    add_reason(parser)
+    add_dsn(parser)
+    add_json(parser)
+
+
+def resume(parser: ArgumentParser) -> None:
+    """`rowlock resume`."""
+    suspend(parser)
+
+
+def abandon(parser: ArgumentParser) -> None:
+    """`rowlock abandon`."""
+    suspend(parser)
+
+
+def restart(parser: ArgumentParser) -> None:
+    """`rowlock restart`."""
+    add_execution(parser)
+    add_reason(parser)
+    parser.add_argument(
+        "--detach", action="store_true", help="print the new execution and leave it to the nodes"
+    )
+    add_dsn(parser)
+    add_json(parser, "print JSON: an object on a line for each progress, and one for the result")
+
+
+def resolve(parser: ArgumentParser) -> None:
+    """`rowlock resolve`."""
+    add_execution(parser)
+    parser.add_argument("partition_key", metavar="PARTITION_KEY", help="key of the partition")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument(
+        "--completed",
+        action="store_true",
+        help="the work was done: a restart takes the partition as COMPLETED",
+    )
+    how.add_argument(
+        "--retry",
+        action="store_true",
+        help="the work may be done again: a restart runs the partition",
+    )
+    parser.add_argument(
+        "--result",
+        metavar="JSON",
+        help="with --completed: its result, which finish() will see (default: null)",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="with --retry: although an attempt of it may still run on a node",
+    )
+    add_reason(parser)
+    add_dsn(parser)
+    add_json(parser)
+
+
+def set(parser: ArgumentParser) -> None:  # noqa: A001  the word that people type
+    """`rowlock set`."""
+    add_execution(parser)
+    _add_priority(parser, default=None)
+    parser.add_argument(
+        "--parallelism",
+        metavar="N|none",
+        type=whole_or("none", "--parallelism", 1, PARALLELISM_MAX),
+        help="at most N of its partitions at a time; none: no limit",
+    )
+    parser.add_argument(
+        "--deadline",
+        metavar="SECONDS|none",
+        type=whole_or("none", "--deadline", 1, DEADLINE_SECONDS_MAX),
+        help="end it as FAILED so many seconds after it was requested; none: never",
+    )
+    add_reason(parser)
+    add_dsn(parser)
+    add_json(parser)
+
+
+def explain(parser: ArgumentParser) -> None:
+    """`rowlock explain`."""
+    add_execution(parser)
+    add_dsn(parser)
+    add_json(parser)
+
+
+def purge(parser: ArgumentParser) -> None:
+    """`rowlock purge`."""
+    for option, what in (
+        ("--completed-days", "executions that COMPLETED"),
+        ("--failed-days", "executions that ended in any other way"),
+        ("--events-days", "events, and nodes that left,"),
+    ):
+        parser.add_argument(
+            option,
+            metavar="N|never",
+            type=whole_or("never", option, 0, DAYS_MAX),
+            default="never",
+            help=f"delete {what} more than N days ago (default: never)",
+        )
+    add_dsn(parser)
+    add_json(parser)
+
+
+def master(parser: ArgumentParser) -> None:
+    """`rowlock master`."""
+    parser.add_argument(
+        "execution",
+        metavar="EXECUTION",
+        type=whole_id("EXECUTION"),
+        help="its whole id",
+    )
+    parser.add_argument(
+        "--slots",
+        metavar="N",
+        type=whole("--slots", 0, SLOTS_MAX),
+        default=0,
+        help="also process N of its partitions at a time here (default 0: plan and watch only)",
+    )
+    add_pool(parser, "the pool of the execution")
+    add_import(parser)
+    add_http(parser)
+    _add_log_format(parser)
+    add_dsn(parser)
+    add_json(parser, "log as JSON, whatever the environment says")
 
 
 def jobs(parser: ArgumentParser) -> None:
@@ -246,6 +381,25 @@ def demo(parser: ArgumentParser) -> None:
     from rowlock.demo.command import add_arguments
 
     add_arguments(parser)
+
+
+def _add_log_format(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-format",
+        choices=("json", "human"),
+        help="how to log (default: ROWLOCK_LOG_FORMAT, else human on a terminal, json elsewhere)",
+    )
+
+
+def _add_priority(parser: ArgumentParser, *, default: int | None) -> None:
+    parser.add_argument(
+        "--priority",
+        metavar="N",
+        type=whole("--priority", -PRIORITY_MAX, PRIORITY_MAX),
+        default=default,
+        help="executions with a larger number are served first"
+        + ("" if default is None else f" (default {default})"),
+    )
 
 
 def _add_status(parser: ArgumentParser, known: tuple[str, ...]) -> None:

@@ -410,14 +410,16 @@ class Store:
             " FROM rowlock.advance(%s, %s, %s)",
             (node, execution, epoch),
         )
-        return Progress(
-            status=row[0],
-            total=row[1],
-            completed=row[2],
-            failed=row[3],
-            cancelled=row[4],
-            failure_message=row[5],
-        )
+        return _progress(row)
+
+    def progress(self, execution: UUID) -> Progress | None:
+        """Look at an execution that another node drives; None if it does not exist."""
+        row = self.connection.execute(
+            "SELECT status, total, completed, failed, cancelled, failure_message"
+            " FROM rowlock.executions WHERE execution_id = %s",
+            (execution,),
+        ).fetchone()
+        return None if row is None else _progress(row)
 
     def fail_plan(self, node: UUID, execution: UUID, epoch: int, reason: str, message: str) -> bool:
         """End an execution whose plan could not be made."""
@@ -573,6 +575,17 @@ def _complete_arguments(node: UUID, completions: Sequence[Completion]) -> tuple[
         [c.id for c in completions],
         [c.token for c in completions],
         [c.result for c in completions],
+    )
+
+
+def _progress(row: tuple[Any, ...]) -> Progress:
+    return Progress(
+        status=row[0],
+        total=row[1],
+        completed=row[2],
+        failed=row[3],
+        cancelled=row[4],
+        failure_message=row[5],
     )
 
 

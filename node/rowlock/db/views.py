@@ -57,6 +57,8 @@ class Execution:
     contract_hash: str
     launch_key: str | None
     requested_at: datetime
+    adopt_after: datetime
+    """From then on any node may become its first master."""
     started_at: datetime | None
     """When the plan was sealed."""
     ended_at: datetime | None
@@ -253,7 +255,7 @@ _EXECUTION: Final[LiteralString] = (
     "SELECT execution_id, exec_no, job_name, instance_key, status, pool, priority, delivery, step,"
     " total, completed, failed, cancelled, master_node, master_name, master_epoch,"
     " cancel_requested, failure_reason, failure_message, contract_hash, launch_key, requested_at,"
-    " started_at, ended_at, revision, suspended, parallelism, deadline_at, deletion_policy,"
+    " adopt_after, started_at, ended_at, revision, suspended, parallelism, deadline_at, deletion_policy,"
     " restart_of, carried, running, pending, retried, nodes, read_at"
     " FROM rowlock.executions"
 )

@@ -89,15 +89,15 @@ class Mastership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The master's look at its execution."""
+    """A look at an execution, by its master or by a node that follows it."""
 
     status: str
-    """A status of the execution, or SUPERSEDED."""
-    total: int | None
-    completed: int
-    failed: int
-    cancelled: int
-    failure_message: str | None
+    """A status of the execution; or SUPERSEDED or GONE, which say nothing else."""
+    total: int | None = None
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    failure_message: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

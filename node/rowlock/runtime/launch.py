@@ -1,4 +1,4 @@
-"""Launch an execution and be its master: a node for this one execution, which ends with it."""
+"""Launch an execution and drive it: a node for this one execution, which ends with it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rowlock.db.connect import first_line
 from rowlock.db.store import refusal
 from rowlock.errors import RowlockError, Unavailable
 from rowlock.protocol.model import Progress
-from rowlock.registry import Definition, Registry
+from rowlock.registry import Registry
+from rowlock.runtime.driver import Driver, DriveResult
 from rowlock.runtime.link import TRANSIENT
-from rowlock.runtime.masters import SUPERSEDED, TERMINAL
-from rowlock.runtime.node import Node, NodeOptions
+from rowlock.runtime.node import NodeOptions
 from rowlock.settings import Settings
 
 ADOPT_AFTER_SECONDS: Final = 5.0
@@ -35,19 +35,8 @@ class LaunchRequest:
     pool: str = "default"
     priority: int = 0
     requester: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchResult:
-    """How a launch ended."""
-
-    execution_id: UUID
-    status: str
-    """The execution's status, as this node saw it last."""
-    superseded: bool
-    """Another node became the master; the status may be old."""
-    left: bool
-    """This node was told to leave; the execution goes on elsewhere."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What `Store.request` takes beside: parallelism, deadline_seconds, suspended."""
 
 
 def launch(
@@ -60,74 +49,63 @@ def launch(
     imports: tuple[str, ...] = (),
     http_port: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    on_requested: Callable[[UUID], None] | None = None,
-) -> LaunchResult:
+    on_requested: Callable[[str], None] | None = None,
+    on_superseded: Callable[[], None] | None = None,
+) -> DriveResult:
     """Launch, drive the execution to its end, and say how it ended.
 
-    The same launch key again is superseded by the execution that it stands for. Main thread only.
+    The answer is about another execution if the launch key stands for that one. Main thread only.
 
     :param slots: attempts that this node runs itself; 0 leaves all to the nodes of the pool.
-    :param on_progress: called at each look at the execution.
-    :param on_requested: called once, with the id of the execution.
-    :raises Refused: the instance is running or has ended.
+    :param on_progress: called at each look at the execution, whoever drives it.
+    :param on_requested: called once the database has taken the request, with its outcome.
+    :param on_superseded: called once, when another node turns out to be the master.
+    :raises Refused: the instance is running or may not run again.
     :raises RowlockError: the schema does not fit, or the database says no.
     """
-    return _Launch(registry.definition(request.job), request, on_progress, on_requested).run(
+    options = NodeOptions(
+        name=name,
+        pool=request.pool,
+        slots=slots,
+        imports=imports,
+        http_port=http_port,
+        only_execution=request.execution_id,
+    )
+    return _Launcher(
         settings,
         registry,
-        NodeOptions(
-            name=name,
-            pool=request.pool,
-            slots=slots,
-            imports=imports,
-            http_port=http_port,
-            only_execution=request.execution_id,
-        ),
-    )
+        options,
+        request=request,
+        on_progress=on_progress,
+        on_requested=on_requested,
+        on_superseded=on_superseded,
+    ).run()
 
 
-class _Launch:
+class _Launcher(Driver):
+    """Asks for its execution first."""
+
     def __init__(
         self,
-        definition: Definition,
+        settings: Settings,
+        registry: Registry,
+        options: NodeOptions,
+        *,
         request: LaunchRequest,
         on_progress: Callable[[Progress], None] | None,
-        on_requested: Callable[[UUID], None] | None,
+        on_requested: Callable[[str], None] | None,
+        on_superseded: Callable[[], None] | None,
     ) -> None:
-        self._definition = definition
+        super().__init__(
+            settings, registry, options, on_progress=on_progress, on_superseded=on_superseded
+        )
+        self._definition = registry.definition(request.job)
         self._request = request
-        self._on_progress = on_progress
         self._on_requested = on_requested
-        self._execution_id = request.execution_id
-        self._status = "REQUESTED"
-        self._superseded = False
-        self._error: RowlockError | None = None
-        self._requested = False
 
-    def run(self, settings: Settings, registry: Registry, options: NodeOptions) -> LaunchResult:
-        self._node = Node(
-            settings,
-            registry,
-            options,
-            on_progress=self._progressed,
-            on_registered=self._registered,
-        )
-        self._node.run()
-        if self._error is not None:
-            raise self._error
-        return LaunchResult(
-            execution_id=self._execution_id,
-            status=self._status,
-            superseded=self._superseded,
-            left=not self._superseded and self._status not in TERMINAL,
-        )
-
-    def _registered(self) -> None:
-        if self._requested:
-            return  # a new incarnation: the execution has been asked for
-        self._requested = True
+    def begin(self) -> None:
         request, definition = self._request, self._definition
-        self._node.host.work.ask(
+        self.node.host.work.ask(
             lambda store: store.request(
                 request.execution_id,
                 job=request.job,
@@ -141,6 +119,7 @@ class _Launch:
                 priority=request.priority,
                 adopt_after_seconds=ADOPT_AFTER_SECONDS,
                 requester=request.requester,
+                options=request.options,
             ),
             self._answered,
             self._failed,
@@ -148,34 +127,20 @@ class _Launch:
 
     def _answered(self, answer: tuple[UUID, str]) -> None:
         execution, outcome = answer
-        if execution != self._request.execution_id:
-            if outcome == "exists":  # the launch key stands for it: whoever drives it goes on
-                self._execution_id, self._superseded = execution, True
-            else:
-                request = self._request
-                self._error = refusal(request.job, request.instance_key, execution, outcome)
-            self._node.drain()
-            return
-        if self._on_requested is not None:
-            self._on_requested(execution)
-        self._node.masters.adopt(execution)
+        if execution == self.execution_id:
+            if self._on_requested is not None:
+                self._on_requested(outcome)
+            self.take()
+        elif outcome == "exists":
+            self.execution_id = execution  # this node was registered for another one
+            self.leave()
+        else:
+            request = self._request
+            self.leave(refusal(request.job, request.instance_key, execution, outcome))
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, RowlockError):
-            self._error = error
+            self.leave(error)
         else:
             kind = Unavailable if isinstance(error, TRANSIENT) else RowlockError
-            self._error = kind(first_line(error))
-        self._node.drain()
-
-    def _progressed(self, execution: UUID, progress: Progress) -> None:
-        if execution != self._request.execution_id:
-            return
-        if progress.status == SUPERSEDED:
-            self._superseded = True
-        else:
-            self._status = progress.status
-            if self._on_progress is not None:
-                self._on_progress(progress)
-        if self._superseded or progress.status in TERMINAL:
-            self._node.drain()
+            self.leave(kind(first_line(error)))

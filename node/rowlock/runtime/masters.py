@@ -18,6 +18,7 @@ from uuid import UUID
 
 from rowlock.protocol.backoff import delay_seconds
 from rowlock.protocol.model import FIRST_STEP, Mastership, Progress
+from rowlock.protocol.statuses import ENDED
 from rowlock.runtime.attempts import INFRASTRUCTURE_DELAY_SECONDS
 from rowlock.runtime.host import Host
 from rowlock.runtime.messages import (
@@ -47,7 +48,6 @@ TICK_SECONDS_MAX: Final = 1.0
 TICK_SHARE: Final = 0.1
 """The next look comes after a tenth of the time that has passed: quick for short executions."""
 
-TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "ABANDONED"})
 SUPERSEDED: Final = "SUPERSEDED"
 
 Call: TypeAlias = Literal["plan", "finish"]
@@ -315,7 +315,7 @@ class Masters:
             self._superseded(master)
             return
         self._on_progress(master.execution_id, progress)
-        if progress.status in TERMINAL:
+        if progress.status in ENDED:
             self._drop(master)
             log.info(
                 "execution %s: %s",
@@ -350,10 +350,7 @@ class Masters:
         self._report_superseded(master.execution_id)
 
     def _report_superseded(self, execution: UUID) -> None:
-        nothing = Progress(
-            status=SUPERSEDED, total=None, completed=0, failed=0, cancelled=0, failure_message=None
-        )
-        self._on_progress(execution, nothing)
+        self._on_progress(execution, Progress(status=SUPERSEDED))
 
     # -- calls of author code ------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from rowlock.registry import Registry
 from rowlock.runtime import processes
 from rowlock.runtime.attempts import Attempts
 from rowlock.runtime.children import Children
+from rowlock.runtime.follower import Follower
 from rowlock.runtime.health import HealthServer
 from rowlock.runtime.heartbeat import Heartbeat, Look, Report
 from rowlock.runtime.host import Host
@@ -101,6 +102,7 @@ class Node:
         self._frozen_since: float | None = None
         self._leave_by: float | None = None
         self._report: Report | None = None
+        self._follower: Follower | None = None
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -129,6 +131,11 @@ class Node:
         self._leave_by = now + self.settings.drain_seconds + LEAVE_SECONDS_MAX
         self._publish()
         self._heartbeat.hurry()
+
+    def follow(self, execution: UUID) -> None:
+        """Report the progress of an execution also while another node drives it. Main thread only."""
+        if self._follower is None:
+            self._follower = Follower(self.host, execution, self._progressed)
 
     @contextmanager
     def _parts(self) -> Generator[None]:
@@ -280,6 +287,8 @@ class Node:
         self._mind_the_lease(now)
         self._watch.turn(now, self._compare)
         self._retention.turn(now)
+        if self._follower is not None:
+            self._follower.turn(now, driven=bool(self.masters.executions))
         self._publish_if_due()
 
     def _obey_signals(self) -> None:
@@ -466,6 +475,8 @@ class Node:
             self.masters.adoptable = True
         elif payload == "control":
             self._heartbeat.hurry()
+        elif payload == "ended" and self._follower is not None:
+            self._follower.hurry()
 
     def _publish_if_due(self) -> None:
         if (

@@ -19,7 +19,7 @@ CREATE VIEW rowlock.executions AS
 SELECT e.execution_id, e.exec_no, e.job_name, e.instance_key, e.status, e.pool, e.priority, e.delivery,
        e.total, p.completed, p.failed, p.cancelled, e.step, e.master_node, e.master_epoch, m.name AS master_name,
        e.cancel_requested, e.failure_reason, e.failure_message, e.parameters, e.summary, e.policy,
-       e.contract_hash, e.launch_key, e.requester, e.requested_at, e.started_at, e.ended_at, e.revision,
+       e.contract_hash, e.launch_key, e.requester, e.requested_at, e.adopt_after, e.started_at, e.ended_at, e.revision,
        rowlock.now() AS read_at,
        e.suspended, l.parallelism, e.deadline_at, e.restart_of, e.carried, e.deletion_policy,
        held.running, held.nodes, p.retried,
