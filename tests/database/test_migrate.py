@@ -16,9 +16,10 @@ from psycopg.conninfo import make_conninfo
 
 from rowlock.db import migrate as migration
 from rowlock.db.migrate import Migration, check, current_version, known_migrations, migrate
+from rowlock.embedded import Server
 from rowlock.errors import Refused, SchemaMismatch, Unavailable, UsageError
 from tests.support.pooler import Pooler
-from tests.support.postgres import Cluster, Database
+from tests.support.postgres import Cluster, Database, chosen_binaries
 from tests.support.waiting import wait_until
 
 Folder = Callable[..., tuple[Migration, ...]]
@@ -317,6 +318,26 @@ def test_a_login_that_owns_the_database_and_makes_roles_is_enough(
         with psycopg.connect(postgres.admin_dsn, autocommit=True) as db:
             db.execute(sql.SQL("DROP OWNED BY {owner}").format(**identifiers))
             db.execute(sql.SQL("DROP ROLE {owner}").format(**identifiers))
+
+
+@pytest.mark.parametrize("roles_are_there", [False, True])
+def test_on_a_server_of_its_own_a_login_that_owns_the_database_is_enough(
+    roles_are_there: bool,
+) -> None:
+    # As a database operator makes it: no superuser, and either a right to make roles or the roles.
+    with Server.start(binaries=chosen_binaries()) as server:
+        with psycopg.connect(server.dsn, autocommit=True) as db:
+            db.execute("CREATE ROLE app LOGIN CREATEROLE PASSWORD 'secret'")
+            db.execute("CREATE DATABASE app OWNER app")
+            if roles_are_there:
+                db.execute("CREATE ROLE rowlock_node; CREATE ROLE rowlock_operator")
+                db.execute("CREATE ROLE rowlock_admin; CREATE ROLE rowlock_reader")
+                db.execute("CREATE ROLE rowlock_owner; GRANT rowlock_owner TO app")
+                db.execute("ALTER ROLE app NOCREATEROLE")
+        dsn = make_conninfo(server.dsn, user="app", password="secret", dbname="app")
+        assert len(migrate(dsn)) == len(known_migrations())
+        with psycopg.connect(dsn) as db:
+            check(db)
 
 
 def test_a_login_without_rights_is_told_what_it_needs(empty_database: Database) -> None:

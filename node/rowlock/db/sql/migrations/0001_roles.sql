@@ -7,14 +7,19 @@ BEGIN
     FOREACH v_role IN ARRAY ARRAY[
         'rowlock_owner', 'rowlock_node', 'rowlock_operator', 'rowlock_admin', 'rowlock_reader'
     ] LOOP
+        -- Asked first, because a login without CREATEROLE is refused whether the role exists or not.
+        CONTINUE WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = v_role);
         BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
         EXCEPTION WHEN duplicate_object OR unique_violation THEN
             NULL;
         END;
     END LOOP;
-    -- A migrating login that is no superuser must be able to act as the owner.
-    IF NOT pg_has_role(current_user, 'rowlock_owner', 'MEMBER') THEN
+    -- A migrating login that is no superuser must be able to act as the owner. Who creates a role may
+    -- administer it, and from PostgreSQL 16 on that alone does not mean acting as it.
+    IF NOT pg_has_role(current_user, 'rowlock_owner',
+                       CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'SET' ELSE 'MEMBER' END)
+    THEN
         EXECUTE format('GRANT rowlock_owner TO %I', current_user);
     END IF;
     EXECUTE format('GRANT CREATE ON DATABASE %I TO rowlock_owner', current_database());
