@@ -236,6 +236,7 @@ def _controller(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _seen_job(found: Mapping[str, Any], at: float) -> SeenJob:
+    owner = _owner(found)
     metadata, status = as_object(found.get("metadata")), as_object(found.get("status"))
     conditions = {
         condition.get("type"): condition
@@ -248,6 +249,7 @@ def _seen_job(found: Mapping[str, Any], at: float) -> SeenJob:
         name=str(metadata.get("name")),
         uid=str(metadata.get("uid")),
         owner_uid=_controller(metadata).get("uid"),
+        owner_name=owner.name if owner is not None else None,
         deleting=metadata.get("deletionTimestamp") is not None,
         suspended=as_object(found.get("spec")).get("suspend") is True,
         active=_whole(status.get("active")),

@@ -128,7 +128,9 @@ def _check_master(observed: Observed, attempt: int) -> None:
     batchjob = observed.batchjob
     pool = masterjob.choose_pool(batchjob, observed.options)
     masterjob.render(batchjob, attempt=attempt, execution_id=_NOBODY, pool=pool)
-    refuse_foreign(batchjob, observed.jobs.get(batchjob.job_name))
+    there = observed.jobs.get(batchjob.job_name)
+    if there is not None and not there.is_left_over(batchjob):
+        refuse_foreign(batchjob, there)
 
 
 def refuse_foreign(batchjob: BatchJob, job: MasterJob | None) -> None:
@@ -139,7 +141,10 @@ def refuse_foreign(batchjob: BatchJob, job: MasterJob | None) -> None:
     """
     if job is None or job.owner_uid == batchjob.uid:
         return
-    what = "is still being removed" if job.deleting else "exists and belongs to somebody else"
+    left = job.is_left_over(batchjob)
+    what = (
+        "of an earlier BatchJob is being removed" if left else "exists and belongs to somebody else"
+    )
     raise Refusal(
         Reason.NAME_CONFLICT,
         f"Job {job.name} {what}; the master Job takes its place when it is gone",

@@ -249,6 +249,8 @@ class MasterJob:
     uid: str
     owner_uid: str | None
     """uid of its controller; None if it has none."""
+    owner_name: str | None = None
+    """Name of its controller, if that is a BatchJob."""
     deleting: bool = False
     suspended: bool = False
     """`spec.suspend`: Kueue, or somebody, holds it back."""
@@ -261,6 +263,12 @@ class MasterJob:
     """Reason and message of that condition."""
     pod_trouble: str = ""
     """`podtrouble.trouble(pods)`: why its pod does not start; empty if nothing is known."""
+
+    def is_left_over(self, batchjob: BatchJob) -> bool:
+        """Whether it belongs to an earlier BatchJob of this name, and so is about to be removed."""
+        if self.owner_uid == batchjob.uid:
+            return False
+        return self.deleting or self.owner_name == batchjob.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -547,6 +547,11 @@ def test_a_broken_rule_of_a_schema_is_named(tp: Any, raw: str, message: str) -> 
     )
 
 
+def test_a_pattern_that_is_not_pythons_is_left_to_the_node() -> None:
+    schema = {"type": "string", "pattern": "(?x"}
+    assert check_against_schema(schema, '"any"', "parameters") == '"any"'
+
+
 # -- keys and weights --------------------------------------------------------------------------
 
 

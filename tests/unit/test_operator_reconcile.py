@@ -225,11 +225,20 @@ TABLE = [
         "NameConflict",
         f"Job {NAME}-1 exists and belongs to somebody else",
     ),
-    refused(
-        "the Job of an earlier BatchJob of this name is waited for",
-        an_observation(jobs=a_foreign_job(deleting=True)),
-        "NameConflict",
-        "is still being removed",
+    Row(
+        name="the Job of an earlier BatchJob of this name holds up its own Job, not the request",
+        given=an_observation(jobs=a_foreign_job(owner_name=NAME)),
+        does=[RequestExecution],
+        phase="Pending",
+        conditions=("Accepted=True",),
+        says=f"Job {NAME}-1 of an earlier BatchJob is being removed",
+    ),
+    Row(
+        name="a foreign Job that is being deleted holds up the Job, not the request",
+        given=an_observation(jobs=a_foreign_job(deleting=True)),
+        does=[RequestExecution],
+        phase="Pending",
+        conditions=("Accepted=True",),
     ),
     refused(
         "an instance that runs elsewhere is a duplicate, for now",
