@@ -187,6 +187,11 @@ class Acts:
         """Fail without a retry."""
         raise rowlock.Fail(reason)
 
+    def fail_until(self, path: str) -> None:
+        """Fail without a retry until a file is there."""
+        if not Path(path).exists():
+            raise rowlock.Fail(f"{path} is not there")
+
     def retry_later(self, seconds: float) -> NoReturn:
         """Ask for another time."""
         raise rowlock.RetryLater(seconds)

@@ -25,8 +25,10 @@ import tempfile
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -560,6 +562,7 @@ class Fleet:
         priority: int = 0,
         adopt_after_seconds: float = 0,
         contract_hash: str | None = None,
+        options: Mapping[str, Any] | None = None,
         **policy: Any,
     ) -> UUID:
         """Ask for an execution, for any node to adopt.
@@ -567,6 +570,7 @@ class Fleet:
         Args:
             params: JSON text instead of a script of these parts and steps.
             contract_hash: If not that of the job here.
+            options: Limits: parallelism, deadline_seconds, suspended.
             policy: What differs from the job's own: max_attempts, timeout_seconds, max_failed, …
         """
         found = self._registry.definition(job)
@@ -584,9 +588,23 @@ class Fleet:
                 pool=pool,
                 priority=priority,
                 adopt_after_seconds=adopt_after_seconds,
+                options=options,
             )
         assert outcome == "requested", outcome
         return execution
+
+    def restart(self, execution: UUID) -> UUID:
+        """Restart an execution that has ended; the new one."""
+        with self.store() as store:
+            new, outcome = store.restart(uuid.uuid4(), execution, actor="a test", reason=None)
+        assert outcome == "restarted", outcome
+        return new
+
+    @contextmanager
+    def store(self, role: str = "rowlock_admin") -> Generator[Store]:
+        """The moves of the protocol, as somebody with this role."""
+        with self.database.connect(role=role) as db:
+            yield Store(db)
 
     @staticmethod
     def hold_still(process: Process) -> None:
@@ -612,8 +630,8 @@ class Fleet:
 
     def cancel(self, execution: UUID) -> str:
         """Cancel an execution."""
-        with self.database.connect(role="rowlock_operator") as db:
-            return Store(db).cancel(execution, "a test", None)
+        with self.store("rowlock_operator") as store:
+            return store.cancel(execution, "a test", None)
 
     def status(self, execution: UUID) -> str:
         """The status of an execution."""
@@ -690,6 +708,32 @@ class Fleet:
                 node.incarnations,
             )
         )
+
+    def claimed_since(self, execution: UUID, moment: datetime) -> int:
+        """How many claims of an execution began after a moment of the database's clock."""
+        return int(
+            self.value(
+                "SELECT count(*) FROM fleet.transitions"
+                " WHERE execution_id = %s AND became = 'CLAIMED' AND at > %s",
+                *(execution, moment),
+            )
+        )
+
+    def most_claimed_of(self, execution: UUID) -> int:
+        """The largest number of claims that an execution has ever had at a time."""
+        return int(
+            self.value(
+                "SELECT coalesce(max(held), 0) FROM (SELECT sum(CASE WHEN became = 'CLAIMED' THEN 1"
+                "  WHEN was = 'CLAIMED' THEN -1 ELSE 0 END) OVER (ORDER BY id) AS held"
+                " FROM fleet.transitions WHERE execution_id = %s) h",
+                execution,
+            )
+        )
+
+    def now(self) -> datetime:
+        """The moment by the database's clock."""
+        moment: datetime = self.value("SELECT clock_timestamp()")
+        return moment
 
     def transitions(self, key: str) -> list[tuple[str, str]]:
         """Every change of state of a partition."""
