@@ -112,6 +112,8 @@ def test_suspend_and_resume_are_idempotent_and_kept_in_the_audit(terminal: Termi
     first = terminal("suspend", "1", "--reason", "the vendor is down", "--json")
     assert (first.code, first.document) == (0, {"execution_id": id_, "answer": "suspended"})
     assert shown(terminal, id_)["suspended"] is True
+    assert "REQUESTED, suspended" in terminal("executions").out
+    assert "status      REQUESTED, suspended" in terminal("status", id_).out
     again = terminal("suspend", id_)
     assert (again.code, again.out) == (
         0,
@@ -132,6 +134,7 @@ def test_a_launch_may_set_limits_and_be_suspended_and_set_changes_them(terminal:
     one = shown(terminal, id_)
     assert (one["parallelism"], one["suspended"], one["priority"]) == (2, True, 0)
     assert one["deadline_at"] is not None
+    assert "limits      2 partitions at a time, deadline 2" in terminal("status", id_).out
 
     options = ("--priority", "-3", "--parallelism", "none", "--deadline", "none")
     said = terminal("set", id_, *options, "--reason", "now")
@@ -180,6 +183,7 @@ def test_restart_follows_what_is_left_and_finds_the_same_execution_again(
     assert (again["execution_id"], again["outcome"]) == (new, "exists")
     (event,) = events(served, new, "execution_restarted")
     assert event["detail"]["reason"] == "repaired"
+    assert f"restart of  {id_}, 2 of its partitions are kept" in served("status", new).out
     explained = served("explain", id_)
     assert f"it was restarted as {new}" in explained.out
     assert f"→ rowlock status {new}" in explained.out

@@ -52,7 +52,7 @@ def _line(one: Execution) -> tuple[object, ...]:
         str(one.execution_id)[:8],
         one.job_name,
         one.instance_key,
-        one.status,
+        f"{one.status}, suspended" if one.suspended and not one.ended else one.status,
         f"{one.completed}/{'?' if one.total is None else one.total}",
         one.failed,
         one.master_name,

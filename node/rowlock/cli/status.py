@@ -94,6 +94,10 @@ def _print(report: Report) -> None:
             "failure": _failure(one),
             "master": _master(one),
             "pool": one.pool if one.priority == 0 else f"{one.pool}, priority {one.priority}",
+            "limits": _limits(one),
+            "restart of": None
+            if one.restart_of is None
+            else f"{one.restart_of}, {one.carried} of its partitions are kept",
             "requested": output.with_age(one.requested_at, now),
             "started": output.with_age(one.started_at, now),
             "ended": output.with_age(one.ended_at, now),
@@ -129,9 +133,17 @@ def _pending(report: Report) -> int | None:
 
 
 def _state(one: Execution) -> str:
-    return (
-        f"{one.status}, cancel requested" if one.cancel_requested and not one.ended else one.status
-    )
+    if one.ended:
+        return one.status
+    asked = {"suspended": one.suspended, "cancel requested": one.cancel_requested}
+    return ", ".join([one.status, *(word for word, is_so in asked.items() if is_so)])
+
+
+def _limits(one: Execution) -> str | None:
+    limits = [f"{one.parallelism} partitions at a time"] if one.parallelism is not None else []
+    if one.deadline_at is not None:
+        limits.append(f"deadline {output.with_age(one.deadline_at, one.read_at)}")
+    return ", ".join(limits) or None
 
 
 def _failure(one: Execution) -> str | None:
