@@ -31,7 +31,7 @@ def explain(observed: Observed, execution: Execution, job: MasterJob | None) -> 
 
 def _end(execution: Execution) -> str:
     if execution.status == "COMPLETED":
-        return f"all {execution.total} partitions are accounted for"
+        return f"all {execution.total or 0} partitions are accounted for"
     if execution.status == "ABANDONED":
         return "abandoned by a person; this instance is never launched again"
     done = f"{execution.completed} of {execution.total or 0} partitions are completed"

@@ -205,7 +205,7 @@ class Observer:
             )
         except ApiError:
             return seen.job  # what is not known keeps nothing else from being done
-        return replace(seen.job, pod_trouble=trouble(pods))
+        return replace(seen.job, pod_trouble=trouble(pods, datetime.now(UTC)))
 
 
 def is_starting(batchjob: BatchJob, seen: SeenJob) -> bool:

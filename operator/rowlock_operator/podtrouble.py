@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Final
 
 from rowlock_operator.model import JsonObject
-from rowlock_operator.resources import as_list, as_object, is_whole
+from rowlock_operator.resources import as_list, as_object, is_whole, parse_time
 
 SENTENCE_CHARS: Final = 240
+DELAY_SECONDS: Final = 60.0
+"""After this time on a machine, a pod that has not started is worth a word."""
 
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
@@ -23,18 +26,24 @@ _CONFIG: Final = frozenset(
 _USERINFO: Final = re.compile(r"//[^/@\s]+@")
 
 
-def trouble(pods: Sequence[JsonObject]) -> str:
+def trouble(pods: Sequence[JsonObject], now: datetime) -> str:
     """What keeps the newest pod from running; empty if it runs, has ended well, or only starts.
 
     Args:
         pods: The pods of one Job, as the API server has them, in any order.
+        now: To tell a pod that starts from one that hangs.
     """
     if not pods:
         return ""
     newest = max(pods, key=_created)
     name = str(as_object(newest.get("metadata")).get("name") or "?")
     status = as_object(newest.get("status"))
-    for cause in (*_container_troubles(status), _scheduling_trouble(status), _end(status)):
+    for cause in (
+        *_container_troubles(status),
+        _scheduling_trouble(status),
+        _end(status),
+        _delay(status, now),
+    ):
         if cause:
             return _short(f"pod {name}: {cause}")
     return ""
@@ -85,6 +94,21 @@ def _end(status: JsonObject) -> str:
                 return f"container {container.get('name')} ended{_exit(ended)}"
     reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
     return _with(f"it failed ({reason})" if reason else "it failed", message)
+
+
+def _delay(status: JsonObject, now: datetime) -> str:
+    """A pod that hangs before its start: why a volume cannot be mounted stands in events only."""
+    if status.get("phase") != "Pending":
+        return ""
+    for condition in map(as_object, as_list(status.get("conditions"))):
+        since = parse_time(condition.get("lastTransitionTime"))
+        bound = condition.get("type") == "PodScheduled" and condition.get("status") == "True"
+        if bound and since is not None and (now - since).total_seconds() > DELAY_SECONDS:
+            return (
+                "it has a machine and does not start; kubectl describe pod tells why (a large image, "
+                "or a volume whose Secret or ConfigMap is missing)"
+            )
+    return ""
 
 
 def _exit(ended: JsonObject) -> str:

@@ -11,6 +11,8 @@ import psycopg
 import pytest
 
 from rowlock.settings import Settings
+from rowlock_operator.conditions import Type
+from rowlock_operator.refusal import Reason
 from tests.support.postgres import Database
 
 ROOT = Path(__file__).parents[2]
@@ -68,3 +70,30 @@ def test_the_job_and_its_test_that_are_shown_pass(
         made["test_loading"].test_a_crash_in_each_file_loads_no_line_twice(database.dsn)
 
         assert db.execute("SELECT count(*) FROM lines").fetchone() == (750,)
+
+
+def test_every_reason_that_the_operator_gives_is_explained() -> None:
+    text = (ROOT / "docs" / "operator.md").read_text()
+    told = re.findall(
+        r'emit\(\s*batchjob, "(\w+)"',
+        "".join(
+            (ROOT / "operator" / "rowlock_operator" / f"{name}.py").read_text()
+            for name in ("events", "reconcile")
+        ),
+    )
+    reasons = re.findall(
+        r"reason='(\w+)'|'(\w+Exceeded)'|'(\w+Failed)'|\"((?:Plan|Finish)Failed)\"",
+        "".join(
+            path.read_text()
+            for path in [
+                *(ROOT / "node" / "rowlock" / "db" / "sql" / "migrations").glob("*.sql"),
+                ROOT / "node" / "rowlock" / "runtime" / "masters.py",
+            ]
+        ),
+    )
+    given = {word for words in reasons for word in words if word}
+
+    assert len(told) > 8
+    assert {"PlanFailed", "FinishFailed", "DeadlineExceeded", "PartitionsFailed"} <= given
+    for reason in (*told, *given, *Reason, *Type):
+        assert f"`{reason}`" in text, reason

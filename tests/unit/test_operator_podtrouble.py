@@ -1,10 +1,12 @@
 """Why a master's pod does not start is said in one short sentence."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from rowlock_operator.podtrouble import SENTENCE_CHARS, trouble
+from tests.support.batchjobs import NOW
 
 
 def a_pod(*containers: dict[str, Any], created: str = "2026-11-30T12:00:00Z", **status: Any) -> Any:
@@ -75,7 +77,7 @@ UNSCHEDULABLE = {
     ],
 )
 def test_a_pod_that_does_not_run_says_why(pod: Any, says: str) -> None:
-    assert trouble([pod]) == f"pod invoices-1-abc: {says}"
+    assert trouble([pod], NOW) == f"pod invoices-1-abc: {says}"
 
 
 @pytest.mark.parametrize(
@@ -91,19 +93,29 @@ def test_a_pod_that_does_not_run_says_why(pod: Any, says: str) -> None:
     ],
 )
 def test_a_pod_that_starts_runs_or_ended_well_is_no_trouble(pods: Any) -> None:
-    assert trouble(pods) == ""
+    assert trouble(pods, NOW) == ""
+
+
+def test_a_pod_that_hangs_before_its_start_is_told_after_a_minute() -> None:
+    since = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-30T12:00:00Z"}
+    pods = [a_pod(waiting("ContainerCreating"), phase="Pending", conditions=[since])]
+
+    assert trouble(pods, NOW + timedelta(seconds=60)) == ""
+    assert "volume whose Secret or ConfigMap is missing" in trouble(
+        pods, NOW + timedelta(seconds=61)
+    )
 
 
 def test_the_newest_pod_counts() -> None:
     old = a_pod(ended(137), phase="Failed", created="2026-11-30T11:00:00Z")
     new = a_pod({"name": "rowlock", "state": {"running": {}}}, phase="Running")
 
-    assert trouble([new, old]) == ""
+    assert trouble([new, old], NOW) == ""
 
 
 def test_the_sentence_is_short_on_one_line_and_shows_no_password() -> None:
     message = "failed to pull\nfrom https://robot:very-secret@registry.example/x " + "x" * 1000
-    said = trouble([a_pod(waiting("ErrImagePull", message))])
+    said = trouble([a_pod(waiting("ErrImagePull", message))], NOW)
 
     assert "very-secret" not in said
     assert "https://***@registry.example/x" in said
