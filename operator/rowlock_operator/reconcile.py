@@ -51,7 +51,6 @@ CONFLICT_SECONDS: Final = 10.0
 LINGER_SECONDS: Final = 60.0
 """How long a Job may outlive its execution before it is removed, if its pod does not run."""
 _BEHIND_SECONDS: Final = 1.0
-_LIMITS_MAY_CHANGE: Final = frozenset({"REQUESTED", "PLANNING", "RUNNING", "FINISHING"})
 _MAY_BE_SUSPENDED: Final = frozenset({"REQUESTED", "PLANNING", "RUNNING"})
 _NEVER_RESTARTED: Final = frozenset({"COMPLETED", "ABANDONED"})
 
@@ -181,21 +180,16 @@ def _lost(observed: Observed) -> Iterator[Action]:
         yield from _write(observed, status.carry(observed, fresh))
         yield from _expire(observed, old)
         return
-    run = old.get("executionID")
-    text = (
-        f"execution {run or ''} of attempt {batchjob.attempt} is not in the database (restored from a "
-        "backup?); it is not run again by itself: raise restartNonce to do so, or set cancel"
-    )
-    refusal = Refusal(Reason.RUN_NOT_FOUND, " ".join(text.split()))
     if batchjob.spec.cancel:
-        yield from _refuse(
-            observed,
-            batchjob.attempt,
-            Refusal(
-                Reason.CANCELLED, "cancelled; its execution is not in the database", final=True
-            ),
-        )
+        text = "cancelled; its execution is not in the database"
+        yield from _refuse(observed, batchjob.attempt, Refusal(Reason.CANCELLED, text, final=True))
         return
+    refusal = Refusal(
+        Reason.RUN_NOT_FOUND,
+        f"execution {old.get('executionID') or '?'} of attempt {batchjob.attempt} is not in the "
+        "database (restored from a backup?); it is not run again by itself: raise restartNonce to do "
+        "so, or set cancel",
+    )
     said = [
         _refused(refusal),
         *(
@@ -263,14 +257,14 @@ def _pushes(batchjob: BatchJob, execution: Execution) -> Iterator[DatabaseAction
         return
     if execution.cancel_requested:
         return
-    if execution.status in _MAY_BE_SUSPENDED and spec.suspend != execution.suspended:
-        # A problem elsewhere in the spec hides no wish to stop, but nobody starts on a misreading.
-        if spec.suspend:
-            yield Suspend(execution_id=run, reason=why)
-        elif not batchjob.problems:
-            yield Resume(execution_id=run, reason=why)
+    if spec.suspend and not execution.suspended and execution.status in _MAY_BE_SUSPENDED:
+        yield Suspend(execution_id=run, reason=why)
+    if batchjob.problems:
+        return  # they hide no wish to stop, but nobody starts or widens anything on a misreading
+    if execution.suspended and not spec.suspend:
+        yield Resume(execution_id=run, reason=why)
     changes = _changed_limits(batchjob, execution)
-    if changes and not batchjob.problems and execution.status in _LIMITS_MAY_CHANGE:
+    if changes:
         yield SetLimits(execution_id=run, changes=changes, reason=why)
 
 
