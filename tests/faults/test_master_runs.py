@@ -205,3 +205,26 @@ def test_a_launch_with_the_launch_key_of_one_that_was_killed_drives_its_executio
 
     assert second.wait_exit() == 0
     ended_once(fleet, fleet.execution(second.execution), 3)
+
+
+def test_a_launch_that_was_superseded_takes_over_again(fleet: Fleet) -> None:
+    """It slept past its removal and woke beside the node that took over. That node is killed: the launch
+    drives its execution again, works it to its end, and exits with the outcome."""
+    one = fleet.node("one")
+    script = parts(2, step("wait", fleet.path("go")))
+    launch = fleet.launch("fault.summed", parts=script, slots=1)
+    for key in ("p0", "p1"):
+        fleet.wait_started(key)
+    launch.pause()
+    eventually(lambda: epochs(fleet) == [2], "the node takes over")
+    launch.resume()
+    eventually(
+        lambda: "another node is the master" in launch.log_path.read_text(), "it is superseded"
+    )
+
+    one.crash()
+    eventually(lambda: epochs(fleet) == [2, 3], "the launch takes over")
+    fleet.open("go")
+
+    assert launch.wait_exit() == 0
+    ended_once(fleet, fleet.execution(launch.execution), 2)

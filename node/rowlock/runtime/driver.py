@@ -170,13 +170,13 @@ class _Successor(Driver):
         elif execution.ended:
             self._status = execution.status
             self.leave()
-        elif problem := unfit(execution, self.node.registry, self.node.options):
+        elif problem := _unfit(execution, self.node.registry, self.node.options):
             self.leave(UsageError(problem))
         else:
             self.take()
 
 
-def unfit(execution: Execution, registry: Registry, options: NodeOptions) -> str | None:
+def _unfit(execution: Execution, registry: Registry, options: NodeOptions) -> str | None:
     """Why a node can do nothing for an execution; None if it can."""
     job = execution.job_name
     what = f"execution {execution.execution_id} is of job {job!r}"
