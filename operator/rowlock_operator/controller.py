@@ -267,6 +267,7 @@ class Controller:
     async def _sweep_turn(self) -> None:
         await self._listed.wait()
         try:
+            await self.database.expire()
             await self.sweep()
         except (ApiError, Unavailable) as error:
             log.info(f"nothing is swept now: {error}", extra={"event": "sweep_skipped"})

@@ -348,6 +348,16 @@ class Database:
         await self._verb("request_cancel", execution_id, reason)
         await self._verb("cancel", execution_id, reason)
 
+    async def expire(self) -> None:
+        """End executions that are past their deadline, whoever asked for them.
+
+        Nodes do that too; this is for a time when none lives.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        await self._call("SELECT rowlock.expire(%(actor)s) AS found", {})
+
     async def orphan(self, execution_id: UUID, reason: str) -> None:
         """Let an execution live on without its BatchJob.
 

@@ -270,7 +270,8 @@ class World:
         if isinstance(action, CreateJob):
             name = action.manifest["metadata"]["name"]
             assert name not in jobs
-            jobs[name] = MasterJob(name=name, uid=str(uuid4()), owner_uid=UID, active=1)
+            owner = self.batchjob.uid
+            jobs[name] = MasterJob(name=name, uid=str(uuid4()), owner_uid=owner, active=1)
             self.sees(jobs=jobs)
         elif isinstance(action, DeleteJob):
             assert jobs.pop(action.name).uid == action.uid
