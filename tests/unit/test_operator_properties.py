@@ -3,9 +3,10 @@
 import json
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rowlock_operator.conditions import Type
@@ -34,6 +35,9 @@ from tests.support.batchjobs import (
     an_execution,
     an_observation,
 )
+
+# Large observations take a while to make, and on a busy machine a long one.
+patient = partial(settings, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 ANYTHING = st.recursive(
@@ -196,13 +200,14 @@ OBSERVATIONS = st.builds(
 )
 
 
+@patient()
 @given(ANYTHING)
 def test_any_object_whatever_is_read(found: Any) -> None:
     parse(found)
 
 
 @given(OBSERVATIONS)
-@settings(max_examples=400)
+@patient(max_examples=400)
 def test_whatever_is_observed_it_decides_settles_and_writes_json(observed: Observed) -> None:
     world = World(observed)
 
@@ -217,6 +222,7 @@ def test_whatever_is_observed_it_decides_settles_and_writes_json(observed: Obser
             json.dumps(one.manifest if isinstance(one, CreateJob) else one.status)
 
 
+@patient()
 @given(OBSERVATIONS, st.integers(0, 100_000))
 def test_a_status_that_the_database_confirms_is_complete_and_small(
     observed: Observed, failed: int
@@ -306,7 +312,7 @@ STEPS = [name for name in vars(Story) if not name.startswith("_")]
 
 
 @given(st.lists(st.sampled_from(STEPS), max_size=25))
-@settings(max_examples=300)
+@patient(max_examples=300)
 def test_no_attempt_is_launched_twice_whatever_happens(steps: list[str]) -> None:
     story = Story()
     world = story.world
