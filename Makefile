@@ -110,8 +110,9 @@ requirements: .venv/.dev  ## Write what the images install, after a change of uv
 	$(EXPORT) --extra embedded > manifests/demo/requirements.txt
 
 .PHONY: reference
-reference: .venv/.dev  ## Write docs/batchjob.md, after a change of manifests/crd/crd.yaml
+reference: .venv/.dev  ## Write what follows from manifests/crd/crd.yaml and the chart's values
 	$(BIN)/python manifests/crd/document.py > docs/batchjob.md
+	$(BIN)/python charts/document.py
 
 .PHONY: bench
 bench: .venv/.dev  ## Measure; ratios within one run, never a gate

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import psycopg
 from psycopg import sql
 
+from rowlock.db.migrate import migrate
 from rowlock.demo import data
 from rowlock.embedded import Server
 
@@ -22,6 +23,7 @@ LOGINS = {
     "OWNER_DSN": sql.SQL("SUPERUSER"),
     "NODE_DSN": sql.SQL("IN ROLE rowlock_node"),
     "OPERATOR_DSN": sql.SQL("IN ROLE rowlock_operator"),
+    "READER_DSN": sql.SQL("IN ROLE rowlock_reader"),
 }
 
 
@@ -31,6 +33,8 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)
     # The pod's own address; 127.0.0.1 is always there.
     with Server.start(port=5432, addresses=[os.environ["POD_IP"]]) as server:
+        # Whoever comes later finds the schema: a new pod starts with nothing.
+        migrate(server.dsn)
         make_logins(server.dsn)
         data.load(server.dsn)
         grant(server.dsn)
@@ -41,8 +45,6 @@ def main() -> None:
 def make_logins(dsn: str) -> None:
     """The logins of the connection strings in the Secret, and the roles that they are members of."""
     with psycopg.connect(dsn, autocommit=True) as db:
-        # `rowlock migrate` makes these two as well, if they are missing.
-        db.execute("CREATE ROLE rowlock_node; CREATE ROLE rowlock_operator")
         for variable, rights in LOGINS.items():
             user, password = login(os.environ[variable])
             statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} {}")
