@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
 
 from rowlock_operator.model import JsonObject
-from rowlock_operator.resources import as_list, as_object, parse_time
+from rowlock_operator.resources import as_list, as_object, is_whole, parse_time
 
 Truth: TypeAlias = Literal["True", "False", "Unknown"]
 
@@ -46,6 +46,8 @@ class Condition:
     status: Truth
     reason: str
     message: str = ""
+    generation: int | None = None
+    """Generation of the spec that it answers to; None: the one at hand."""
 
 
 def truth(value: bool) -> Truth:
@@ -75,6 +77,12 @@ def status_of(status: JsonObject, kind: Type) -> str:
 def reason_of(status: JsonObject, kind: Type) -> str:
     """The reason of a condition as it stands; empty if it is not there."""
     return str(_find(status, kind).get("reason") or "")
+
+
+def generation_of(status: JsonObject, kind: Type) -> int | None:
+    """The generation that a condition answers to as it stands; None if it does not say."""
+    generation = _find(status, kind).get("observedGeneration")
+    return generation if is_whole(generation) else None
 
 
 def message_of(status: JsonObject, kind: Type) -> str:
@@ -107,7 +115,7 @@ def _stamped(
     return {
         "type": str(condition.type),
         "status": condition.status,
-        "observedGeneration": generation,
+        "observedGeneration": generation if condition.generation is None else condition.generation,
         "lastTransitionTime": since if kept else time_text(now),
         "reason": condition.reason,
         "message": condition.message,

@@ -241,6 +241,7 @@ def _as_it_stands(old: JsonObject, kind: Type) -> Condition:
         status=truth(status == "True") if known else "Unknown",
         reason=conditions.reason_of(old, kind) or "NotYetKnown",
         message=conditions.message_of(old, kind),
+        generation=conditions.generation_of(old, kind),
     )
 
 

@@ -990,6 +990,21 @@ def test_the_old_status_stays_and_says_after_a_while_that_it_is_stale() -> None:
     assert "StatusStale=False DatabaseReachable" in told(world.batchjob)
 
 
+def test_an_edit_that_the_database_has_not_seen_is_not_said_to_be_observed() -> None:
+    world = known(**RUNNING)
+    world.sees(database_up=False, execution=None)
+    world.passes(60)
+    world.edits(suspend=True)
+    world.settle()
+
+    generations = {one["type"]: one["observedGeneration"] for one in world.status["conditions"]}
+    assert generations == {
+        **dict.fromkeys(("Accepted", "Suspended", "Complete", "Failed", "Finished"), 1),
+        "StatusStale": 2,
+    }
+    assert world.status["observedGeneration"] == 1
+
+
 def test_what_has_finished_cannot_become_stale() -> None:
     world = known(status="COMPLETED", completed=200)
     world.sees(database_up=False, execution=None)
