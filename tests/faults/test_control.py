@@ -32,20 +32,20 @@ def holds_at(fleet: Fleet, execution: UUID, nodes: list[NodeProcess], limit: int
 
 
 def test_a_suspended_execution_runs_out_under_load_and_goes_on_where_it_was(fleet: Fleet) -> None:
-    """Two nodes in full swing: nothing is claimed once `suspend` has answered, what is claimed comes to its
-    end, another execution is not touched, and after `resume` everything is done, once."""
+    """Two nodes in full swing: when what is claimed has come to its end nothing more is claimed, another
+    execution is not touched, and after `resume` everything is done, once."""
     nodes = [fleet.node(f"n{n}", slots=2) for n in range(2)]
     run = fleet.request("fault.summed", parts=parts(300, step("sleep", 0.01)))
     eventually(lambda: len(fleet.ledger().of("end")) > 30, "it is in full swing")
 
     with fleet.store("rowlock_operator") as store:
         assert store.suspend(run, "a test", None) == "suspended"
-        answered = fleet.now()
         eventually(lambda: claimed(fleet, run) == 0, "what was claimed comes to its end")
+        quiet = fleet.now()
         fleet.wait(fleet.request(parts=parts(4, prefix="other")))
         for node in nodes:
             node.wait_beats(3)
-        assert fleet.claimed_since(run, answered) == 0
+        assert fleet.claimed_since(run, quiet) == 0
         assert fleet.status(run) == "RUNNING"
         assert store.resume(run, "a test", None) == "resumed"
 
@@ -97,17 +97,18 @@ def test_a_priority_that_is_raised_counts_from_the_next_claim_on(fleet: Fleet) -
     )
 
     set_limits(fleet, urgent, priority=5)
+    answered = fleet.now()
+    eventually(
+        lambda: fleet.claimed_since(urgent, answered) > 2, "a claim that was under way is over"
+    )
     raised = fleet.now()
 
     fleet.wait(urgent)
-    last = fleet.value(
-        "SELECT max(at) FROM fleet.transitions WHERE execution_id = %s AND became = 'CLAIMED'",
-        urgent,
-    )
     between = fleet.value(
-        "SELECT count(*) FROM fleet.transitions WHERE execution_id = %s AND became = 'CLAIMED'"
-        " AND at > %s AND at < %s",
-        *(calm, raised, last),
+        "SELECT count(*) FROM rowlock.batch_partitions WHERE execution_id = %s AND claimed_at > %s"
+        # The claim that takes the last of the one fills up with the other.
+        " AND claimed_at < (SELECT max(claimed_at) FROM rowlock.batch_partitions WHERE execution_id = %s)",
+        *(calm, raised, urgent),
     )
     assert between == 0
     fleet.wait(calm)

@@ -75,8 +75,8 @@ def launch(parser: ArgumentParser) -> None:
         "--instance",
         metavar="K",
         type=text_of("--instance", KEY_BYTES_MAX),
-        help="name of this piece of work; one that runs or has ended is not launched again "
-        "(default: a new uuid)",
+        help="name of this piece of work: it completes once, and one that failed or was cancelled "
+        "is restarted (default: a new uuid)",
     )
     parser.add_argument(
         "--launch-key",
