@@ -18,7 +18,7 @@ from rowlock_operator.events import emit
 from rowlock_operator.metrics import Metrics
 from rowlock_operator.mirror import Mirror
 from rowlock_operator.model import LABEL_EXECUTION, DeletionPolicy, Options, Requeue
-from rowlock_operator.observe import Observer, is_starting
+from rowlock_operator.observe import Observer
 from rowlock_operator.poolfile import PoolFile
 from rowlock_operator.reconcile import reconcile
 from rowlock_operator.settings import Settings
@@ -37,8 +37,6 @@ STUCK_SECONDS: Final = 180.0
 """A loop that has not turned for so long will not turn again: the pod is to be restarted."""
 _GONE_SECONDS: Final = 1.0
 """How long an execution outlives its BatchJob: time to see whether the whole kind is being removed."""
-_POD_SECONDS: Final = 5.0
-"""How often a pod that does not start is looked at."""
 _POOLS_SECONDS: Final = 10.0
 _FAILURES_TOLD: Final = 3
 """After so many failures in a row an event tells of them."""
@@ -200,9 +198,9 @@ class Controller:
             if after is Next.STOP:
                 return
             if after is Next.GO_ON:
-                jobs = self.cache.jobs_of(seen.batchjob).values()
-                if any(is_starting(seen.batchjob, job) for job in jobs):
-                    self.queue.add_after(key, _POD_SECONDS)
+                due = self.observer.pods_due_seconds(seen.batchjob)
+                if due is not None:
+                    self.queue.add_after(key, due)
                 return
         log.warning(
             f"{key.namespace}/{key.name} does not come to rest",

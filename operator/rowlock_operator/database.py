@@ -51,7 +51,7 @@ _ERROR_TEXT_MAX: Final = 256
 
 _STATEMENT_SECONDS: Final = 10.0
 _LOCK_SECONDS: Final = 5.0
-_ANSWER_SECONDS: Final = 15.0
+ANSWER_SECONDS: Final = 15.0
 """A server that has not answered by then is frozen: it heeds no time-out of its own."""
 _PAUSE_SECONDS: Final = (0.1, 2.5)
 """Bounds of the pause between two tries to connect: the first, and the last."""
@@ -98,11 +98,11 @@ class Link:
             await connection.close()
 
     @asynccontextmanager
-    async def use(self, *, seconds: float = _ANSWER_SECONDS) -> AsyncGenerator[Connection]:
+    async def use(self, *, waiting_seconds: float = 0.0) -> AsyncGenerator[Connection]:
         """The connection, for one statement.
 
         Args:
-            seconds: When to give the server up.
+            waiting_seconds: For how long the statement waits by intent, beside the time to answer.
 
         Raises:
             Unavailable: There is none, or it broke; or the statement failed for a reason that may
@@ -112,7 +112,9 @@ class Link:
         async with self._turn:
             connection = await self._connected()
             # psycopg waits for a frozen server for ever, even when it is cancelled.
-            guard = asyncio.get_running_loop().call_later(seconds, connect.shut, connection)
+            guard = asyncio.get_running_loop().call_later(
+                waiting_seconds + ANSWER_SECONDS, connect.shut, connection
+            )
             try:
                 yield connection
             except psycopg.DataError as error:
@@ -156,7 +158,7 @@ class Link:
             row_factory=dict_row,
             prepare_threshold=None,  # a pooler in between may give each statement another session
         )
-        guard = asyncio.get_running_loop().call_later(_ANSWER_SECONDS, connect.shut, connection)
+        guard = asyncio.get_running_loop().call_later(ANSWER_SECONDS, connect.shut, connection)
         try:
             lock, statement = (str(int(s * 1000)) for s in (_LOCK_SECONDS, _STATEMENT_SECONDS))
             await connection.execute(connect.SESSION, ("1000", lock))
@@ -435,7 +437,7 @@ class Database:
         Raises:
             Unavailable: The database does not answer.
         """
-        async with self._mirror.use(seconds=seconds + _ANSWER_SECONDS) as db:
+        async with self._mirror.use(waiting_seconds=seconds) as db:
             if db is not self._listening:
                 await db.execute("LISTEN rowlock")
                 self._listening = db

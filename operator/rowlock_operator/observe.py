@@ -34,6 +34,9 @@ LOOK_SECONDS: Final = 5.0
 """How long a look at the database counts."""
 _SHOWN_SECONDS: Final = 60.0
 """How long the database is expected to know what a status shows already."""
+POD_SECONDS: Final = (5.0, 60.0)
+"""Pauses between two looks at the pods of a Job that does not start: the first, and the longest. Each
+is twice the one before while nothing new is seen."""
 _FAILED_KNOWN_MAX: Final = 10_000
 """Executions whose failed partitions are remembered; beyond that they are read again."""
 
@@ -44,6 +47,15 @@ class _Look:
 
     row: Row
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _PodLook:
+    """What was seen of the pods of a Job, when, and for how long that counts."""
+
+    trouble: str
+    at: float
+    pause_seconds: float
 
 
 class Observer:
@@ -68,6 +80,7 @@ class Observer:
         self._acted: dict[str, float] = {}
         self._shown: dict[str, tuple[UUID, int, float]] = {}
         self._failed: dict[UUID, tuple[int, tuple[FailedPartition, ...]]] = {}
+        self._pods: dict[str, dict[str, _PodLook]] = {}
         self.database_seen_at: datetime | None = None
         """When the database last answered, by the clock of this machine."""
 
@@ -92,8 +105,19 @@ class Observer:
 
     def forget(self, uid: str) -> None:
         """The BatchJob is gone."""
-        for known in (self._looks, self._acted, self._shown):
+        for known in (self._looks, self._acted, self._shown, self._pods):
             known.pop(uid, None)
+
+    def pods_due_seconds(self, batchjob: BatchJob) -> float | None:
+        """In how many seconds a pod that does not start should be looked at again; None: no need."""
+        looks = self._pods.get(batchjob.uid, {})
+        now = self._clock()
+        due = [
+            looks[seen.job.uid].at + looks[seen.job.uid].pause_seconds - now
+            for seen in self._cache.jobs_of(batchjob).values()
+            if seen.job.uid in looks and is_starting(batchjob, seen)
+        ]
+        return max(0.0, min(due)) if due else None
 
     # -- gathering -----------------------------------------------------------------------------
 
@@ -199,13 +223,22 @@ class Observer:
 
     async def _with_trouble(self, batchjob: BatchJob, seen: SeenJob) -> MasterJob:
         """The Job, with what keeps its pod from running."""
-        try:
-            pods = await self._kubernetes.list_all(
-                PODS, batchjob.namespace, labels=f"batch.kubernetes.io/job-name={seen.job.name}"
-            )
-        except ApiError:
-            return seen.job  # what is not known keeps nothing else from being done
-        return replace(seen.job, pod_trouble=trouble(pods, datetime.now(UTC)))
+        looks = self._pods.setdefault(batchjob.uid, {})
+        known = looks.get(seen.job.uid)
+        now = self._clock()
+        if known is None or now - known.at >= known.pause_seconds:
+            try:
+                pods = await self._kubernetes.list_all(
+                    PODS, batchjob.namespace, labels=f"batch.kubernetes.io/job-name={seen.job.name}"
+                )
+            except ApiError:
+                return seen.job  # what is not known keeps nothing else from being done
+            text = trouble(pods, datetime.now(UTC))
+            first, longest = POD_SECONDS
+            same = known is not None and known.trouble == text
+            pause = min(longest, known.pause_seconds * 2) if known is not None and same else first
+            known = looks[seen.job.uid] = _PodLook(text, now, pause)
+        return replace(seen.job, pod_trouble=known.trouble)
 
 
 def is_starting(batchjob: BatchJob, seen: SeenJob) -> bool:
