@@ -16,7 +16,7 @@ from uuid import UUID
 
 from rowlock.errors import Unavailable
 from rowlock_operator.cache import Cache, Seen, SeenJob
-from rowlock_operator.client import PODS, ApiError, Kubernetes
+from rowlock_operator.client import JOBS, PODS, ApiError, Kubernetes, Missing
 from rowlock_operator.database import FAILED_PARTITIONS_MAX, Database, Row
 from rowlock_operator.model import (
     Answer,
@@ -139,7 +139,7 @@ class Observer:
                 instance has become free.
         """
         batchjob = seen.batchjob
-        jobs = self._cache.jobs_of(batchjob, in_the_way)
+        jobs = await self._jobs(batchjob, in_the_way)
         observed = Observed(
             batchjob=batchjob,
             options=self._options(),
@@ -168,6 +168,20 @@ class Observer:
             database_seen_at=self.database_seen_at,
             revision_written=self._revision_written(batchjob.uid, execution),
         )
+
+    async def _jobs(self, batchjob: BatchJob, in_the_way: Iterable[str]) -> dict[str, SeenJob]:
+        """The Jobs that matter. No watch tells of one that is not ours: is it still there?"""
+        also = tuple(in_the_way)
+        for name, seen in self._cache.jobs_of(batchjob, also).items():
+            if seen.job.owner_uid == batchjob.uid:
+                continue
+            try:
+                self._cache.put_job(await self._kubernetes.get(JOBS, batchjob.namespace, name))
+            except Missing:
+                self._cache.forget_job(batchjob.namespace, name)
+            except ApiError:
+                pass  # then it is taken to be there as it was
+        return self._cache.jobs_of(batchjob, also)
 
     def _revision_written(self, uid: str, execution: Execution | None) -> int | None:
         """The revision that the status shows, while a look may still be older than that."""
