@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 from uuid import UUID, uuid4
 
 import psycopg
@@ -21,7 +21,7 @@ import psycopg
 import rowlock.db
 from rowlock.db.store import Store
 from rowlock.protocol.model import Claim, Completion
-from tests.support.builders import AT_MOST_ONCE, Run, Scene, a_policy
+from tests.support.builders import AT_LEAST_ONCE, AT_MOST_ONCE, HASH, Run, Scene, a_policy
 
 MIGRATIONS: Final = Path(rowlock.db.__file__).parent / "sql" / "migrations"
 
@@ -757,6 +757,307 @@ def a_claim_stands_while_its_holder_works(scene: Scene) -> None:
         assert (work.info.backend_pid,) not in found.fetchall()
 
 
+# -- lifecycle -----------------------------------------------------------------------------------------
+
+
+def a_suspended_request_waits(scene: Scene) -> None:
+    scene.a_request(options={"suspended": True})
+    assert not scene.store.beat(scene.a_node(), load=0, draining=False).adoptable
+
+
+def a_suspended_execution_is_claimed(scene: Scene) -> None:
+    run = scene.an_execution(2)
+    scene.store.suspend(run.id, "test", None)
+    assert scene.claim(scene.a_node()) == []
+
+
+def limited(scene: Scene, parallelism: int, **request: Any) -> Run:
+    return scene.an_execution(10, options={"parallelism": parallelism}, **request)
+
+
+def two_claims_meet_at_a_limit(scene: Scene) -> None:
+    limited(scene, 1)
+    node, claiming = scene.a_node(), scene.a_store()
+    with claiming.connection.transaction():
+        assert scene.claim(node, store=claiming)
+        assert waits(scene, lambda: scene.claim(node))
+
+
+def more_is_wanted_than_the_limit(scene: Scene) -> None:
+    limited(scene, 3)
+    assert len(scene.claim(scene.a_node(), slots=8)) == 3
+
+
+def the_last_place_goes_to_another(scene: Scene) -> None:
+    """A claim of AT_MOST_ONCE work takes one row, whatever its share."""
+    limited(scene, 1, delivery=AT_MOST_ONCE)
+    node, first = scene.a_node(), scene.a_store()
+    with first.connection.transaction():
+        assert scene.claim(node, store=first)
+        with scene.started(scene.a_store(), lambda s: scene.claim(node, store=s)) as second:
+            first.connection.execute("COMMIT")
+            assert second.result(timeout=10) == []
+
+
+def relaunched(
+    scene: Scene,
+    run: Run,
+    *,
+    store: Store | None = None,
+    launch_key: str | None = None,
+    parameters: str = '{"month": 7}',
+) -> str:
+    """How a second launch of the instance ends."""
+    return (store or scene.store).request(
+        uuid4(),
+        job=scene.job,
+        contract_hash=HASH,
+        policy=a_policy(),
+        delivery=AT_LEAST_ONCE,
+        instance_key=run.instance,
+        launch_key=launch_key,
+        parameters=parameters,
+        pool=scene.pool,
+    )[1]
+
+
+def restarted(scene: Scene, of: Run, *, store: Store | None = None) -> str:
+    """How a restart ends."""
+    return (store or scene.store).restart(uuid4(), of.id, actor="test", reason=None)[1]
+
+
+def cancelled(scene: Scene, **request: Any) -> Run:
+    run = scene.an_execution(2, **request)
+    scene.store.cancel(run.id, "test", None)
+    return run
+
+
+def doubtful(scene: Scene) -> Run:
+    """An execution that has ended over one AT_MOST_ONCE partition that was started, "p0"."""
+    run = scene.an_execution(2, delivery=AT_MOST_ONCE)
+    scene.a_failure(scene.a_node())
+    scene.store.cancel(run.id, "test", None)
+    return run
+
+
+def aged(scene: Scene, run: Run) -> None:
+    scene.admin.execute(
+        "UPDATE rowlock.batch_job_coordination SET ended_at = ended_at - interval '100 d'"
+        " WHERE execution_id = %s",
+        [run.id],
+    )
+
+
+def purged(scene: Scene) -> None:
+    month = 30 * 86_400.0
+    scene.store.retain(
+        completed_seconds=month, failed_seconds=month, events_seconds=month, limit=1000
+    )
+
+
+def is_there(scene: Scene, run: Run) -> bool:
+    return bool(scene.all(EXECUTION, run.id))
+
+
+def two_launchers_restart(scene: Scene) -> None:
+    run, one, other = cancelled(scene), scene.a_store(), scene.a_store()
+    with (
+        scene.held(INSTANCE, run.instance) as nobody,  # until both have seen that there is one
+        scene.started(one, lambda s: relaunched(scene, run, store=s)) as first,
+        scene.started(other, lambda s: relaunched(scene, run, store=s)) as second,
+    ):
+        nobody.rollback()
+        answers = [first.result(timeout=10), second.result(timeout=10)]
+    assert sorted(answers) == ["restarted", "running"]
+
+
+def a_launch_is_asked_for_again_after_the_purge(scene: Scene) -> None:
+    run, key = cancelled(scene), uuid4().hex
+    scene.admin.execute(
+        "UPDATE rowlock.batch_job_coordination SET launch_key = %s WHERE execution_id = %s",
+        [key, run.id],
+    )
+    aged(scene, run)
+    purged(scene)
+    assert relaunched(scene, run, launch_key=key) == "exists"
+
+
+def a_completed_instance_is_launched(scene: Scene) -> None:
+    run = scene.an_execution(0)
+    assert scene.advance(run) == "COMPLETED"
+    assert relaunched(scene, run) == "completed"
+
+
+def an_instance_is_launched_with_other_parameters(scene: Scene) -> None:
+    assert relaunched(scene, cancelled(scene), parameters='{"month": 8}') == "parameters"
+
+
+def a_start_is_in_the_plan_of_a_restart(scene: Scene) -> None:
+    again = scene.a_restart(doubtful(scene))
+    assert scene.statuses(again) == ["FAILED", "PENDING"]
+
+
+def a_completed_row_is_in_the_plan_of_a_restart(scene: Scene) -> None:
+    run, node = scene.an_execution(2), scene.a_node()
+    scene.complete(node, *scene.claim(node))
+    scene.store.cancel(run.id, "test", None)
+    assert scene.statuses(scene.a_restart(run)) == ["PENDING"]
+
+
+def two_people_restart(scene: Scene) -> None:
+    run, first = cancelled(scene), scene.a_store()
+    with first.connection.transaction():
+        assert restarted(scene, run, store=first) == "restarted"
+        with scene.started(scene.a_store(), lambda s: restarted(scene, run, store=s)) as second:
+            first.connection.execute("COMMIT")
+            assert second.result(timeout=10) == "superseded"
+
+
+def an_old_execution_is_restarted(scene: Scene) -> None:
+    run = cancelled(scene)
+    scene.store.cancel(scene.a_restart(run).id, "test", None)
+    assert restarted(scene, run) == "superseded"
+
+
+def a_completed_execution_is_restarted(scene: Scene) -> None:
+    run = scene.an_execution(0)
+    assert scene.advance(run) == "COMPLETED"
+    assert restarted(scene, run) == "completed"
+
+
+def a_suspend_after_the_end(scene: Scene) -> None:
+    run = cancelled(scene)
+    assert scene.store.suspend(run.id, "test", None) == "cancelled"
+
+
+def a_limit_after_the_end(scene: Scene) -> None:
+    run = cancelled(scene)
+    assert scene.store.set_limits(run.id, {"priority": 3}, "test", None) == "cancelled"
+
+
+SET_LIMIT: Final = "SELECT rowlock.set_limits(%s, '{\"parallelism\": 3}', 'test', NULL)"
+
+
+def a_new_limit_meets_a_claim(scene: Scene) -> None:
+    run, node, claiming = scene.an_execution(5), scene.a_node(), scene.a_store()
+    with claiming.connection.transaction():
+        assert scene.claim(node, store=claiming)
+        scene.one(SET_LIMIT, run.id)
+        assert waits(scene, lambda: scene.one(SET_LIMIT, run.id))
+
+
+def a_pass_over_new_limits_meets_a_claim(scene: Scene) -> None:
+    run, node, claiming = scene.an_execution(5), scene.a_node(), scene.a_store()
+    with claiming.connection.transaction():
+        assert scene.claim(node, store=claiming)
+        scene.one(SET_LIMIT, run.id)
+        scene.store.expire("test")
+        assert scene.claim(node, slots=3) == []
+
+
+def a_completed_execution_is_abandoned(scene: Scene) -> None:
+    run = scene.an_execution(0)
+    scene.advance(run)
+    assert scene.people.abandon(run.id, "test", None) == "completed"
+
+
+def an_old_execution_is_abandoned(scene: Scene) -> None:
+    run = cancelled(scene)
+    scene.a_restart(run)
+    assert scene.people.abandon(run.id, "test", None) == "superseded"
+
+
+def refused(scene: Scene, query: LiteralString, *parameters: Any) -> bool:
+    """Whether a function says that this is not the moment."""
+    try:
+        scene.all(query, *parameters)
+    except psycopg.Error as error:
+        if error.sqlstate != "RL004":
+            raise
+        return True
+    return False
+
+
+def an_abandon_meets_a_completion(scene: Scene) -> None:
+    node, claim = scene.a_claim()
+    completing = scene.a_store()
+    with completing.connection.transaction():
+        scene.complete(node, claim, store=completing)
+        assert refused(scene, "SELECT rowlock._abandon(%s, 'test', NULL)", claim.execution_id)
+        completing.connection.execute("COMMIT")
+    assert scene.people.abandon(claim.execution_id, "test", None) == "abandoned"
+    assert scene.execution(claim.execution_id).counts["completed"] == 1
+
+
+def a_start_is_abandoned(scene: Scene) -> None:
+    _, claim = scene.a_claim(delivery=AT_MOST_ONCE)
+    scene.people.abandon(claim.execution_id, "test", None)
+    assert scene.partition(claim).status == "FAILED"
+
+
+def resolved(
+    scene: Scene, run: Run, how: str = "retry", *, key: str = "p0", store: Store | None = None
+) -> str:
+    return (store or scene.people).resolve(run.id, key, how, actor="test", reason=None)
+
+
+def a_restart_meets_a_resolution(scene: Scene) -> None:
+    run, resolving = doubtful(scene), scene.a_store(role="rowlock_admin")
+    with resolving.connection.transaction():
+        assert resolved(scene, run, store=resolving) == "resolved"
+        assert waits(scene, lambda: restarted(scene, run))
+
+
+def an_old_execution_is_resolved(scene: Scene) -> None:
+    run = doubtful(scene)
+    scene.a_restart(run)
+    assert resolved(scene, run) == "superseded"
+
+
+def a_cancelled_row_is_resolved(scene: Scene) -> None:
+    assert resolved(scene, doubtful(scene), "completed", key="p1") == "not_failed"
+
+
+def an_orphan_still_runs(scene: Scene) -> None:
+    run, node = scene.an_execution(1, delivery=AT_MOST_ONCE), scene.a_node()
+    (claim,) = scene.claim(node)
+    scene.remove(node)
+    scene.advance(run)
+    orphan = {"partition_id": claim.id, "token": str(claim.token)}
+    scene.store.beat(scene.a_node(), load=1, draining=False, orphans=[orphan])
+    assert resolved(scene, run) == "orphan"
+
+
+def only_the_first_of_a_chain_is_old(scene: Scene) -> None:
+    run = cancelled(scene)
+    again = scene.a_restart(run)
+    scene.store.cancel(again.id, "test", None)
+    aged(scene, run)
+    purged(scene)
+    assert is_there(scene, run)
+    assert is_there(scene, again)
+
+
+def a_purge_meets_a_restart(scene: Scene) -> None:
+    run, restarting = cancelled(scene), scene.a_store()
+    aged(scene, run)
+    with restarting.connection.transaction():
+        assert restarted(scene, run, store=restarting) == "restarted"
+        assert not waits(scene, lambda: purged(scene))
+    assert is_there(scene, run)
+
+
+def a_removed_node_has_claims_left(scene: Scene) -> None:
+    with removed_holder(scene) as (node, _):
+        scene.admin.execute(
+            "UPDATE rowlock.batch_nodes SET removed_at = removed_at - interval '100 d'"
+            " WHERE node_id = %s",
+            [node],
+        )
+        purged(scene)
+        scene.node(node)
+
+
 # -- which belongs to which ------------------------------------------------------------------------------
 
 TOKEN: Final = "only the claim that was taken"
@@ -978,5 +1279,117 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "stranded_sessions: the transaction of a claim that stands is its holder's": Mutant(
         old="p.status = 'CLAIMED'", new="false", scenario=a_claim_stands_while_its_holder_works
+    ),
+    "_adoptable: what waits suspended is not begun, only ended": Mutant(
+        old="NOT (e.suspended AND e.status = 'REQUESTED' AND NOT e.stopping)",
+        new="true",
+        scenario=a_suspended_request_waits,
+    ),
+    "claim: a suspended execution gives nothing": Mutant(
+        old="NOT e.suspended", new="true", scenario=a_suspended_execution_is_claimed
+    ),
+    "claim: claims of a limited execution take turns": Mutant(
+        old="FOR UPDATE", new="", scenario=two_claims_meet_at_a_limit
+    ),
+    "claim: never more claims than the limit": Mutant(
+        old="least(x.share, r.room)", new="x.share", scenario=more_is_wanted_than_the_limit
+    ),
+    "claim: nothing from an execution at its limit": Mutant(
+        old="r.room > 0", new="true", scenario=the_last_place_goes_to_another
+    ),
+    "request_execution: of launchers that restart an instance one wins": Mutant(
+        old="FOR UPDATE", new="", scenario=two_launchers_restart
+    ),
+    "request_execution: a launch key has one execution, also a purged one": Mutant(
+        old="p_launch_key = ANY (v_instance.launch_keys)",
+        new="false",
+        scenario=a_launch_is_asked_for_again_after_the_purge,
+    ),
+    "request_execution: only what failed or was cancelled is restarted": Mutant(
+        old="v_instance.state NOT IN ('FAILED', 'CANCELLED')",
+        new="v_instance.state = 'RUNNING'",
+        scenario=a_completed_instance_is_launched,
+    ),
+    "request_execution: an instance stands for its parameters": Mutant(
+        old="v_instance.parameters_digest <> v_digest",
+        new="false",
+        scenario=an_instance_is_launched_with_other_parameters,
+    ),
+    "_restart: what was started at most once is carried, not repeated": Mutant(
+        old="'FAILED'", new="'PENDING'", scenario=a_start_is_in_the_plan_of_a_restart
+    ),
+    "_restart: a restart does only what is unfinished": Mutant(
+        old="p.status <> 'COMPLETED'",
+        new="true",
+        scenario=a_completed_row_is_in_the_plan_of_a_restart,
+    ),
+    "restart: of people who restart an execution one wins": Mutant(
+        old="FOR UPDATE", new="", scenario=two_people_restart
+    ),
+    "restart: only the last execution of an instance is restarted": Mutant(
+        old="v_instance.execution_id <> p_of", new="false", scenario=an_old_execution_is_restarted
+    ),
+    "restart: only what failed or was cancelled is restarted": Mutant(
+        old="v_instance.state NOT IN ('FAILED', 'CANCELLED')",
+        new="v_instance.state = 'RUNNING'",
+        scenario=a_completed_execution_is_restarted,
+    ),
+    f"_set_suspended: {TERMINAL}": Mutant(
+        old="v_execution.ended_at IS NOT NULL", new="false", scenario=a_suspend_after_the_end
+    ),
+    f"set_limits: {TERMINAL}": Mutant(
+        old="v_execution.ended_at IS NOT NULL", new="false", scenario=a_limit_after_the_end
+    ),
+    "set_limits: claims that know of no limit are over": Mutant(
+        old="FOR UPDATE", new="FOR NO KEY UPDATE", scenario=a_new_limit_meets_a_claim
+    ),
+    "expire: claims that know of no limit are over": Mutant(
+        old="FOR UPDATE SKIP LOCKED",
+        new="FOR NO KEY UPDATE SKIP LOCKED",
+        scenario=a_pass_over_new_limits_meets_a_claim,
+    ),
+    "_abandon: what has COMPLETED is not given up": Mutant(
+        old="v_execution.status = 'COMPLETED'",
+        new="false",
+        scenario=a_completed_execution_is_abandoned,
+    ),
+    "_abandon: a later execution stands for the instance": Mutant(
+        old="v_instance.execution_id <> p_execution",
+        new="false",
+        scenario=an_old_execution_is_abandoned,
+    ),
+    "_abandon: nothing can still change in what has ended": Mutant(
+        old="rowlock._is_live(p_execution)", new="false", scenario=an_abandon_meets_a_completion
+    ),
+    "_abandon: a start is not forgotten": Mutant(
+        old="'FAILED'", new="'CANCELLED'", scenario=a_start_is_abandoned
+    ),
+    "resolve: a restart sees all of a resolution or nothing": Mutant(
+        old="FOR UPDATE", new="", scenario=a_restart_meets_a_resolution
+    ),
+    "resolve: what a restart has taken over is resolved there": Mutant(
+        old="v_instance.execution_id <> p_execution",
+        new="false",
+        scenario=an_old_execution_is_resolved,
+    ),
+    "resolve: only a FAILED partition is in doubt": Mutant(
+        old="v_row.status <> 'FAILED'", new="false", scenario=a_cancelled_row_is_resolved
+    ),
+    "resolve: a start that still runs is not repeated": Mutant(
+        old="NOT p_force", new="false", scenario=an_orphan_still_runs
+    ),
+    "retain: while its last execution is young, none of an instance goes": Mutant(
+        old="i.execution_id = e.execution_id",
+        new="true",
+        scenario=only_the_first_of_a_chain_is_old,
+    ),
+    "retain: a restart that is under way keeps what it restarts": Mutant(
+        old="FOR UPDATE OF i SKIP LOCKED", new="", scenario=a_purge_meets_a_restart
+    ),
+    "retain: a node whose claims are not all recovered stays": Mutant(
+        old="o.recovered_at IS NOT NULL",
+        new="true",
+        scenario=a_removed_node_has_claims_left,
+        dies_of=ValueError,
     ),
 }

@@ -154,6 +154,7 @@ class Scene:
         contract_hash: str = HASH,
         instance: str | None = None,
         adopt_after_seconds: float = 0,
+        options: Mapping[str, Any] | None = None,
     ) -> UUID:
         """Request an execution that nobody has taken yet."""
         id_, outcome = self.store.request(
@@ -167,6 +168,7 @@ class Scene:
             pool=pool or self.pool,
             priority=priority,
             adopt_after_seconds=adopt_after_seconds,
+            options=options,
         )
         assert outcome == "requested", outcome
         return id_
@@ -226,6 +228,16 @@ class Scene:
         """The execution's row."""
         id_ = run.id if isinstance(run, Run) else run
         return self.one("SELECT * FROM rowlock.batch_job_coordination WHERE execution_id = %s", id_)
+
+    def a_restart(self, run: Run | UUID, *, master: UUID | None = None) -> Run:
+        """Restart an execution that has ended, and drive it by `master` or by a node without slots."""
+        of = run.id if isinstance(run, Run) else run
+        id_, outcome = self.store.restart(uuid4(), of, actor="test", reason=None)
+        assert outcome == "restarted", outcome
+        master = master or self.a_node(slots=0, pool="masters")
+        taken = self.store.adopt(master, id_)
+        assert taken is not None
+        return Run(id=id_, master=master, epoch=taken.epoch, instance=taken.instance_key)
 
     # -- partitions ----------------------------------------------------------------------------
 

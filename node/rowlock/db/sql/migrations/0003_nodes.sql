@@ -136,7 +136,7 @@ AS $$
     WHERE e.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')
       AND (p_only IS NULL OR e.execution_id = p_only)
       AND rowlock._accepts(p_jobs, e.job_name, e.contract_hash)
-      -- holds: what waits suspended is not begun, only ended
+      -- guard: what waits suspended is not begun, only ended
       AND NOT (e.suspended AND e.status = 'REQUESTED' AND NOT e.stopping)
       AND CASE
           WHEN e.master_node IS NULL THEN e.adopt_after <= p_now

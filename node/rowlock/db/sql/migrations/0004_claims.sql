@@ -86,7 +86,8 @@ BEGIN
                 LEFT JOIN LATERAL (
                     SELECT rowlock._room(l.execution_id) AS room
                     FROM batch_limits l WHERE l.execution_id = e.execution_id) r ON true
-                WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping AND NOT e.suspended
+                WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
+                  AND NOT e.suspended  -- guard: a suspended execution gives nothing
                   AND (v_only IS NULL OR e.execution_id = v_only)
                   AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
                   AND CASE WHEN v_alone
@@ -102,7 +103,6 @@ BEGIN
                 LIMIT v_want) x
             JOIN batch_job_coordination e USING (execution_id)
             WHERE NOT e.stopping
-              AND NOT e.suspended  -- holds: nothing is claimed once a suspend has committed
               AND e.status = 'RUNNING'  -- guard: no claim in an execution that is ending
             ORDER BY e.execution_id
             FOR KEY SHARE OF e SKIP LOCKED) y;  -- guard: whoever locks the execution sees this claim
@@ -127,13 +127,14 @@ BEGIN
         IF v_look = 1 THEN
             v_held := ARRAY(
                 SELECT l.execution_id FROM batch_limits l WHERE l.execution_id = ANY (v_exec)
-                ORDER BY l.execution_id FOR UPDATE);  -- holds: claims of a limited execution take turns
+                ORDER BY l.execution_id FOR UPDATE);  -- guard: claims of a limited execution take turns
         ELSE
             v_held := v_held || ARRAY(
                 SELECT l.execution_id FROM batch_limits l WHERE l.execution_id = ANY (v_exec)
                 ORDER BY l.execution_id FOR UPDATE SKIP LOCKED);
         END IF;
-        SELECT array_agg(x.id ORDER BY x.o), array_agg(least(x.share, r.room) ORDER BY x.o),
+        SELECT array_agg(x.id ORDER BY x.o),
+               array_agg(least(x.share, r.room) ORDER BY x.o),  -- guard: never more claims than the limit
                array_agg(x.delivery ORDER BY x.o)
         INTO v_exec, v_share, v_delivery
         FROM unnest(v_exec, v_share, v_delivery) WITH ORDINALITY AS x (id, share, delivery, o)
@@ -141,7 +142,7 @@ BEGIN
             SELECT rowlock._room(l.execution_id) AS room
             FROM batch_limits l WHERE l.execution_id = x.id) r ON true
         WHERE r.room IS NULL
-           OR (x.id = ANY (v_held) AND r.room > 0);  -- holds: never more claims than the limit
+           OR (x.id = ANY (v_held) AND r.room > 0);  -- guard: nothing from an execution at its limit
         EXIT WHEN v_exec IS NOT NULL;
     END LOOP;
 

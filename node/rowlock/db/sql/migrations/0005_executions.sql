@@ -56,20 +56,20 @@ BEGIN
         END;
         SELECT i.* INTO v_instance FROM batch_instances i
         WHERE i.job_name = p_job AND i.instance_key = p_instance_key
-        FOR UPDATE;  -- holds: of launchers that restart an instance one wins
+        FOR UPDATE;  -- guard: of launchers that restart an instance one wins
         SELECT e.execution_id INTO execution_id FROM batch_job_coordination e
         WHERE e.launch_key = p_launch_key OR e.execution_id = p_execution;
         IF FOUND THEN
             outcome := 'exists';
         ELSIF v_instance.job_name IS NULL THEN
             CONTINUE;  -- the launcher that was quicker has rolled back
-        ELSIF p_launch_key = ANY (v_instance.launch_keys) THEN  -- holds: a launch key has one execution, also a purged one
+        ELSIF p_launch_key = ANY (v_instance.launch_keys) THEN  -- guard: a launch key has one execution, also a purged one
             execution_id := v_instance.execution_id;
             outcome := 'exists';
-        ELSIF v_instance.state NOT IN ('FAILED', 'CANCELLED') THEN  -- holds: only what failed or was cancelled is restarted
+        ELSIF v_instance.state NOT IN ('FAILED', 'CANCELLED') THEN  -- guard: only what failed or was cancelled is restarted
             execution_id := v_instance.execution_id;
             outcome := lower(v_instance.state);
-        ELSIF v_instance.parameters_digest <> v_digest THEN  -- holds: an instance stands for its parameters
+        ELSIF v_instance.parameters_digest <> v_digest THEN  -- guard: an instance stands for its parameters
             execution_id := v_instance.execution_id;
             outcome := 'parameters';
         ELSE
@@ -458,6 +458,9 @@ BEGIN
         SELECT CASE WHEN e.master_epoch = p_epoch THEN e.status ELSE 'SUPERSEDED' END,
             e.total, e.completed, e.failed, e.cancelled, e.failure_message
         FROM rowlock.executions e WHERE e.execution_id = p_execution;
+    IF NOT FOUND THEN  -- it has ended, and was purged
+        RETURN QUERY SELECT 'SUPERSEDED', NULL::bigint, 0::bigint, 0::bigint, 0::bigint, NULL;
+    END IF;
 END
 $$;
 
@@ -500,7 +503,7 @@ BEGIN
                              'node ' || v_execution.master_node);
         RETURN CASE WHEN p_reason IS NULL THEN 'COMPLETED' ELSE 'FAILED' END;
     END IF;
-    RETURN v_execution.status;
+    RETURN coalesce(v_execution.status, 'SUPERSEDED');
 END
 $$;
 

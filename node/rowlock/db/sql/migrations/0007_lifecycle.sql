@@ -109,10 +109,10 @@ BEGIN
                 CROSS JOIN LATERAL (SELECT CASE
                     WHEN p.resolution ->> 'how' = 'completed' THEN 'COMPLETED'
                     WHEN p.delivery = 'AT_MOST_ONCE' AND s.job_name IS NOT NULL
-                        THEN 'FAILED'  -- holds: what was started at most once is carried, not repeated
+                        THEN 'FAILED'  -- guard: what was started at most once is carried, not repeated
                     ELSE 'PENDING' END AS verdict) v
                 WHERE p.execution_id = p_of
-                  AND p.status <> 'COMPLETED'  -- holds: a restart does only what is unfinished
+                  AND p.status <> 'COMPLETED'  -- guard: a restart does only what is unfinished
                 ORDER BY p.id
                 RETURNING batch_partitions.step, batch_partitions.status)
             SELECT m.step, count(*) FILTER (WHERE m.status = 'COMPLETED') AS completed,
@@ -154,7 +154,7 @@ BEGIN
     SELECT i.* INTO v_instance FROM batch_instances i
     WHERE (i.job_name, i.instance_key) = (
         SELECT e.job_name, e.instance_key FROM batch_job_coordination e WHERE e.execution_id = p_of)
-    FOR UPDATE;  -- holds: of people who restart an execution one wins
+    FOR UPDATE;  -- guard: of people who restart an execution one wins
     SELECT e.* INTO v_of FROM batch_job_coordination e WHERE e.execution_id = p_of;
     SELECT e.execution_id INTO execution_id FROM batch_job_coordination e
     WHERE e.launch_key = p_launch_key OR e.execution_id = p_execution;
@@ -163,10 +163,10 @@ BEGIN
     ELSIF v_of.execution_id IS NULL THEN
         execution_id := p_of;
         outcome := 'unknown';
-    ELSIF v_instance.execution_id <> p_of THEN  -- holds: only the last execution of an instance is restarted
+    ELSIF v_instance.execution_id <> p_of THEN  -- guard: only the last execution of an instance is restarted
         execution_id := v_instance.execution_id;
         outcome := 'superseded';
-    ELSIF v_instance.state NOT IN ('FAILED', 'CANCELLED') THEN  -- holds: only what failed or was cancelled is restarted
+    ELSIF v_instance.state NOT IN ('FAILED', 'CANCELLED') THEN  -- guard: only what failed or was cancelled is restarted
         execution_id := p_of;
         outcome := lower(v_instance.state);
     ELSE
@@ -207,7 +207,7 @@ BEGIN
     WHERE e.execution_id = p_execution FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN 'unknown';
-    ELSIF v_execution.ended_at IS NOT NULL THEN  -- holds: terminal states never change
+    ELSIF v_execution.ended_at IS NOT NULL THEN  -- guard: terminal states never change
         RETURN lower(v_execution.status);
     ELSIF v_execution.suspended = p_suspended THEN
         RETURN 'same';
@@ -257,13 +257,13 @@ BEGIN
     WHERE e.execution_id = p_execution FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN 'unknown';
-    ELSIF v_execution.ended_at IS NOT NULL THEN  -- holds: terminal states never change
+    ELSIF v_execution.ended_at IS NOT NULL THEN  -- guard: terminal states never change
         RETURN lower(v_execution.status);
     END IF;
     SELECT l.* INTO v_limit FROM batch_limits l WHERE l.execution_id = p_execution;
     IF NOT v_limit.settled THEN
         PERFORM FROM batch_job_coordination e
-        WHERE e.execution_id = p_execution FOR UPDATE;  -- holds: claims that know of no limit are over
+        WHERE e.execution_id = p_execution FOR UPDATE;  -- guard: claims that know of no limit are over
         UPDATE batch_limits l SET settled = true WHERE l.execution_id = p_execution;
         PERFORM pg_notify('rowlock', 'work');
     END IF;
@@ -341,7 +341,7 @@ BEGIN
     FOR r IN
         SELECT e.execution_id FROM batch_job_coordination e
         WHERE e.execution_id = ANY (ARRAY(SELECT l.execution_id FROM batch_limits l WHERE NOT l.settled))
-        ORDER BY e.execution_id FOR UPDATE SKIP LOCKED  -- holds: claims that know of no limit are over
+        ORDER BY e.execution_id FOR UPDATE SKIP LOCKED  -- guard: claims that know of no limit are over
     LOOP
         UPDATE batch_limits l SET settled = true WHERE l.execution_id = r.execution_id;
         PERFORM pg_notify('rowlock', 'work');
@@ -350,11 +350,10 @@ BEGIN
 END
 $$;
 
--- Give an instance up: what waits is CANCELLED, claims end in this transaction (their attempts may still
--- run, and will find their claims gone), and the instance refuses launches for ever. Of an execution that has
--- FAILED or was CANCELLED only the instance changes. Answers 'abandoned', 'completed', 'superseded' (it is not
--- the last of its instance) or 'unknown'. Under load it is quick only after request_cancel.
-CREATE FUNCTION rowlock.abandon(p_execution uuid, p_actor text, p_reason text) RETURNS text
+-- Give an instance up, or raise RL004 where somebody is about to end a claim. That must not be waited for: the
+-- same transaction may claim afterwards, and although it skips locked executions, PostgreSQL lets it wait for
+-- one that was also updated since it looked (tried: a deadlock in half a minute of the storm of tests).
+CREATE FUNCTION rowlock._abandon(p_execution uuid, p_actor text, p_reason text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 DECLARE
@@ -366,14 +365,14 @@ BEGIN
     SELECT l.* INTO v_execution FROM rowlock._lock_execution(p_execution) l;
     IF v_execution.execution_id IS NULL THEN
         RETURN 'unknown';
-    ELSIF v_execution.status = 'COMPLETED' THEN  -- holds: what has COMPLETED is not given up
+    ELSIF v_execution.status = 'COMPLETED' THEN  -- guard: what has COMPLETED is not given up
         RETURN 'completed';
     END IF;
     SELECT i.* INTO v_instance FROM batch_instances i
     WHERE i.job_name = v_execution.job_name AND i.instance_key = v_execution.instance_key;
     IF v_instance.state = 'ABANDONED' THEN
         RETURN 'abandoned';
-    ELSIF v_instance.execution_id <> p_execution THEN  -- holds: a later execution stands for the instance
+    ELSIF v_instance.execution_id <> p_execution THEN  -- guard: a later execution stands for the instance
         RETURN 'superseded';
     END IF;
     IF v_execution.ended_at IS NULL THEN
@@ -382,11 +381,11 @@ BEGIN
                 SELECT p.id, p.status = 'CLAIMED' AND p.delivery = 'AT_MOST_ONCE' AS started
                 FROM batch_partitions p
                 WHERE p.execution_id = p_execution AND p.status IN ('PENDING', 'CLAIMED')
-                ORDER BY p.id FOR UPDATE
+                ORDER BY p.id FOR UPDATE SKIP LOCKED
             ), ended AS (
                 UPDATE batch_partitions p
                 SET status = CASE WHEN l.started
-                             THEN 'FAILED'  -- holds: a start is not forgotten
+                             THEN 'FAILED'  -- guard: a start is not forgotten
                              ELSE 'CANCELLED' END,
                     ended_at = v_now,
                     last_error = CASE WHEN l.started THEN jsonb_build_object(
@@ -401,6 +400,9 @@ BEGIN
             PERFORM rowlock._count(p_execution, r.step, '00000000-0000-0000-0000-000000000000',
                                    0, r.failed, r.cancelled);
         END LOOP;
+        IF rowlock._is_live(p_execution) THEN  -- guard: nothing can still change in what has ended
+            RAISE EXCEPTION 'claims of execution % are just ending', p_execution USING ERRCODE = 'RL004';
+        END IF;
         PERFORM rowlock._end(p_execution, 'ABANDONED', rowlock._recount(p_execution), NULL, 'Abandoned',
                              coalesce(p_reason, 'abandoned by ' || p_actor), p_actor);
         PERFORM pg_notify('rowlock', 'control');
@@ -411,6 +413,26 @@ BEGIN
     PERFORM rowlock._event('execution_abandoned', p_execution, NULL, NULL, p_actor,
                            jsonb_build_object('reason', p_reason));
     RETURN 'abandoned';
+END
+$$;
+
+-- Give an instance up: what waits is CANCELLED, claims end in this transaction (their attempts may still
+-- run, and will find their claims gone), and the instance refuses launches for ever. Of an execution that has
+-- FAILED or was CANCELLED only the instance changes. Answers 'abandoned', 'completed', 'superseded' (it is not
+-- the last of its instance) or 'unknown'. Under load it is quick only after request_cancel.
+CREATE FUNCTION rowlock.abandon(p_execution uuid, p_actor text, p_reason text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    FOR v_try IN 1..500 LOOP
+        BEGIN
+            RETURN rowlock._abandon(p_execution, p_actor, p_reason);
+        EXCEPTION WHEN SQLSTATE 'RL004' THEN
+            PERFORM pg_sleep(0.01);  -- every lock of this try is given back meanwhile
+        END;
+    END LOOP;
+    RAISE EXCEPTION 'claims of execution % are held by transactions that do not end', p_execution
+        USING ERRCODE = '55P03';
 END
 $$;
 
@@ -438,18 +460,18 @@ BEGIN
     SELECT i.* INTO v_instance FROM batch_instances i
     WHERE (i.job_name, i.instance_key) = (
         SELECT e.job_name, e.instance_key FROM batch_job_coordination e WHERE e.execution_id = p_execution)
-    FOR UPDATE;  -- holds: a restart sees all of a resolution or nothing
+    FOR UPDATE;  -- guard: a restart sees all of a resolution or nothing
     SELECT p.* INTO v_row FROM batch_partitions p
     WHERE p.execution_id = p_execution AND p.step = p_step AND p.partition_key = p_partition_key FOR UPDATE;
     IF v_instance.execution_id IS NULL OR v_row.id IS NULL THEN
         RETURN 'unknown';
-    ELSIF v_instance.execution_id <> p_execution THEN  -- holds: what a restart has taken over is resolved there
+    ELSIF v_instance.execution_id <> p_execution THEN  -- guard: what a restart has taken over is resolved there
         RETURN 'superseded';
-    ELSIF v_row.status <> 'FAILED' THEN  -- holds: only a FAILED partition is in doubt
+    ELSIF v_row.status <> 'FAILED' THEN  -- guard: only a FAILED partition is in doubt
         RETURN 'not_failed';
     ELSIF v_row.resolution - '{by,why,at}'::text[] = v_resolution THEN
         RETURN 'same';
-    ELSIF p_how = 'retry' AND NOT p_force AND EXISTS (  -- holds: a start that still runs is not repeated
+    ELSIF p_how = 'retry' AND NOT p_force AND EXISTS (  -- guard: a start that still runs is not repeated
         SELECT FROM batch_starts s JOIN batch_nodes n
             ON n.status <> 'REMOVED'
             AND n.orphans @> jsonb_build_array(jsonb_build_object('token', s.claim_token))
@@ -501,11 +523,11 @@ BEGIN
         FROM batch_job_coordination e
         JOIN batch_instances i
             ON i.job_name = e.job_name AND i.instance_key = e.instance_key
-            AND i.execution_id = e.execution_id  -- holds: while its last execution is young, none of an instance goes
+            AND i.execution_id = e.execution_id  -- guard: while its last execution is young, none of an instance goes
         WHERE e.ended_at < greatest(v_completed, v_failed)
           AND e.ended_at < CASE WHEN e.status = 'COMPLETED' THEN v_completed ELSE v_failed END
         ORDER BY e.ended_at LIMIT p_limit
-        FOR UPDATE OF i SKIP LOCKED  -- holds: a restart that is under way keeps what it restarts
+        FOR UPDATE OF i SKIP LOCKED  -- guard: a restart that is under way keeps what it restarts
     LOOP
         EXIT WHEN executions >= p_limit;
         WITH RECURSIVE chain AS (
@@ -521,9 +543,9 @@ BEGIN
             WHERE e.execution_id = ANY (v_chain) AND e.launch_key IS NOT NULL ORDER BY e.exec_no)
         WHERE i.job_name = r.job_name AND i.instance_key = r.instance_key;
         INSERT INTO batch_purges (execution_id) SELECT unnest(v_chain);
+        DELETE FROM batch_job_coordination e WHERE e.execution_id = ANY (v_chain);
         DELETE FROM batch_limits l WHERE l.execution_id = ANY (v_chain);
         DELETE FROM batch_counts c WHERE c.execution_id = ANY (v_chain);
-        DELETE FROM batch_job_coordination e WHERE e.execution_id = ANY (v_chain);
         executions := executions + cardinality(v_chain);
     END LOOP;
     DELETE FROM batch_partitions p WHERE p.id = ANY (ARRAY(
@@ -542,7 +564,7 @@ BEGIN
     DELETE FROM batch_nodes n WHERE n.node_id = ANY (ARRAY(
         SELECT o.node_id FROM batch_nodes o
         WHERE o.removed_at < v_events
-          AND o.recovered_at IS NOT NULL  -- holds: a node whose claims are not all recovered stays
+          AND o.recovered_at IS NOT NULL  -- guard: a node whose claims are not all recovered stays
         LIMIT p_limit FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS nodes = ROW_COUNT;
     more := executions >= p_limit OR events >= p_limit OR nodes >= p_limit
