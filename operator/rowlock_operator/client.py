@@ -360,7 +360,6 @@ def _session(info: kopf.ConnectionInfo) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=16, ssl=info.as_ssl_context()),
         headers={"User-Agent": "rowlock-operator", **info.as_http_headers()},
-        auth=info.as_aiohttp_basic_auth(),
         proxy=info.proxy_url,
         trust_env=info.trust_env,
         timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS, connect=_CONNECT_SECONDS),

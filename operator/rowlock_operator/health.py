@@ -26,26 +26,22 @@ class HealthServer:
         self._checks = {"/livez": livez, "/readyz": readyz}
         self._runner: web.ServerRunner | None = None
 
-    async def start(self, port: int) -> int:
-        """Listen on all addresses; port 0 lets the system choose.
-
-        Returns:
-            The port.
+    async def start(self, port: int) -> None:
+        """Listen on this port of all addresses.
 
         Raises:
             UsageError: It cannot be bound.
         """
-        runner = web.ServerRunner(web.Server(self._answer, access_log=None))
+        runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, port=port, shutdown_timeout=0).start()
+            await web.TCPSite(runner, port=port).start()
         except OSError as error:
             await runner.cleanup()
             raise UsageError(
                 f"ROWLOCK_HTTP_PORT={port}: cannot listen there ({error.strerror}); choose another"
             ) from error
         self._runner = runner
-        return int(runner.addresses[0][1])
 
     async def close(self) -> None:
         """Stop listening."""
