@@ -304,7 +304,7 @@ def a_recovery_meets_a_cancel(scene: Scene) -> None:
     scene.suspect(node)
     reaping = scene.a_store()
     with reaping.connection.transaction():
-        assert reaping.remove_node(uuid4(), node, scene.beat_of(node)) == (True, 1, 0)
+        assert reaping.remove_node(uuid4(), node, scene.beat_of(node)) == (True, (1, 0, 0))
         assert waits(scene, lambda: scene.store.cancel(claim.execution_id, "test", None))
 
 

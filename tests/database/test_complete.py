@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from rowlock.protocol.model import Claim, Completion
+from rowlock.protocol.model import Claim, Completion, Recovered
 from tests.support.builders import Scene, at_once
 
 
@@ -210,7 +210,7 @@ def test_completions_and_the_reaper_agree_about_each_partition(scene: Scene) -> 
         scene.suspect(node)
         beat = scene.beat_of(node)
 
-        def reap(node: UUID = node, beat: int = beat) -> tuple[bool, int, int]:
+        def reap(node: UUID = node, beat: int = beat) -> tuple[bool, Recovered]:
             return reaping.remove_node(uuid4(), node, beat)
 
         def finish(node: UUID = node, claims: list[Claim] = claims) -> list[str]:

@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from rowlock.db.store import Store
-from rowlock.protocol.model import Claim
+from rowlock.protocol.model import Claim, Recovered
 from tests.support.builders import AT_MOST_ONCE, Scene, a_policy, at_once
 
 # -- beats -------------------------------------------------------------------------------------
@@ -156,18 +156,18 @@ def test_a_beat_in_between_makes_marking_and_removing_change_nothing(scene: Scen
     seen = scene.beat_of(node)
     assert scene.store.mark_unreachable(observer, node, seen)
     scene.store.beat(node, load=0, draining=False)
-    assert scene.store.remove_node(observer, node, seen) == (False, 0, 0)
+    assert scene.store.remove_node(observer, node, seen) == (False, (0, 0, 0))
 
     # It was marked again, by another observer: the beat that the first one watched is history.
     scene.suspect(node)
-    assert scene.store.remove_node(observer, node, seen) == (False, 0, 0)
+    assert scene.store.remove_node(observer, node, seen) == (False, (0, 0, 0))
     assert scene.node(node).status == "UNREACHABLE"
 
 
 def test_a_node_is_not_removed_before_it_was_marked(scene: Scene) -> None:
     node = scene.a_node()
 
-    assert scene.store.remove_node(uuid4(), node, scene.beat_of(node)) == (False, 0, 0)
+    assert scene.store.remove_node(uuid4(), node, scene.beat_of(node)) == (False, (0, 0, 0))
 
     assert scene.node(node).status == "ACTIVE"
 
@@ -181,15 +181,15 @@ def test_of_many_observers_one_marks_and_one_removes(scene: Scene) -> None:
         def mark(store: Store, node: UUID = node, beat: int = beat) -> bool:
             return store.mark_unreachable(uuid4(), node, beat)
 
-        def remove(store: Store, node: UUID = node, beat: int = beat) -> tuple[bool, int, int]:
+        def remove(store: Store, node: UUID = node, beat: int = beat) -> tuple[bool, Recovered]:
             return store.remove_node(uuid4(), node, beat)
 
         marked = at_once(*(lambda s=s: mark(s) for s in stores))
         removed = at_once(*(lambda s=s: remove(s) for s in stores))
 
         assert marked.count(True) == 1
-        assert sorted(done for done, _, _ in removed) == [False, False, False, True]
-        assert sum(moved + failed for _, moved, failed in removed) == 1
+        assert sorted(done for done, _ in removed) == [False, False, False, True]
+        assert sum(came.moved + came.failed for _, came in removed) == 1
         assert scene.partition(claim).lost == claim.lost + 1
         events = scene.all("SELECT event FROM rowlock.batch_events WHERE node_id = %s", node)
         kinds = [row.event for row in events]
@@ -204,11 +204,11 @@ def test_an_observer_waits_for_nobody(scene: Scene) -> None:
     # A claim or a completion of the node that is still on its way.
     with scene.held("SELECT FROM rowlock.batch_nodes WHERE node_id = %s FOR KEY SHARE", node):
         assert scene.store.mark_unreachable(uuid4(), node, beat)
-        assert scene.store.remove_node(uuid4(), node, beat) == (False, 0, 0)
+        assert scene.store.remove_node(uuid4(), node, beat) == (False, (0, 0, 0))
     # A beat that is still on its way.
     with scene.held("SELECT FROM rowlock.batch_nodes WHERE node_id = %s FOR NO KEY UPDATE", node):
         assert not scene.store.mark_unreachable(uuid4(), node, beat)
-        assert scene.store.remove_node(uuid4(), node, beat) == (False, 0, 0)
+        assert scene.store.remove_node(uuid4(), node, beat) == (False, (0, 0, 0))
 
 
 # -- recovery ----------------------------------------------------------------------------------
@@ -275,11 +275,11 @@ def test_recovery_leaves_a_locked_execution_to_a_later_pass(scene: Scene) -> Non
         "SELECT FROM rowlock.batch_job_coordination WHERE execution_id = %s FOR UPDATE", locked.id
     ):
         assert scene.remove(node) == (1, 0)
-        assert scene.store.recover(uuid4()) == (0, 0)
+        assert scene.store.recover(uuid4()) == (0, 0, 0)
         assert (scene.statuses(free), scene.statuses(locked)) == (["PENDING"], ["CLAIMED"])
         assert scene.store.beat(scene.a_node(), load=0, draining=False).unrecovered
 
-    assert scene.store.recover(uuid4()) == (1, 0)
+    assert scene.store.recover(uuid4()) == (1, 0, 0)
     assert scene.statuses(locked) == ["PENDING"]
     assert scene.node(node).recovered_at is not None
 
@@ -291,7 +291,7 @@ def test_recovery_leaves_a_locked_partition_to_a_later_pass(scene: Scene) -> Non
     with scene.held("SELECT FROM rowlock.batch_partitions WHERE id = %s FOR UPDATE", claim.id):
         assert scene.remove(node) == (0, 0)
 
-    assert scene.store.recover(uuid4()) == (1, 0)
+    assert scene.store.recover(uuid4()) == (1, 0, 0)
 
 
 def test_a_completion_that_commits_beside_the_removal_stands(scene: Scene) -> None:
@@ -302,10 +302,10 @@ def test_a_completion_that_commits_beside_the_removal_stands(scene: Scene) -> No
 
     with completing.connection.transaction():
         sent = scene.complete(node, claim, store=completing)
-        removed, _, _ = scene.store.remove_node(uuid4(), node, scene.beat_of(node))
+        removed, _ = scene.store.remove_node(uuid4(), node, scene.beat_of(node))
 
     assert (sent, removed) == (["completed"], False)
-    assert scene.store.remove_node(uuid4(), node, scene.beat_of(node)) == (True, 0, 0)
+    assert scene.store.remove_node(uuid4(), node, scene.beat_of(node)) == (True, (0, 0, 0))
     assert scene.partition(claim).status == "COMPLETED"
 
 
@@ -315,7 +315,7 @@ def test_claims_of_an_owner_that_has_no_row_are_recovered(alone: Scene) -> None:
     _, started = alone.a_claim(node, delivery=AT_MOST_ONCE)
     alone.admin.execute("DELETE FROM rowlock.batch_nodes WHERE node_id = %s", [node])
 
-    assert alone.store.recover(uuid4()) == (1, 1)
+    assert alone.store.recover(uuid4()) == (1, 1, 1)
 
     assert alone.partition(claim).status == "PENDING"
     assert alone.partition(started).status == "FAILED"
@@ -325,7 +325,7 @@ def test_a_pass_over_nothing_changes_nothing(alone: Scene) -> None:
     node, claim = alone.a_claim()
     alone.suspect(node)
 
-    assert alone.store.recover(uuid4()) == (0, 0)
+    assert alone.store.recover(uuid4()) == (0, 0, 0)
 
     assert alone.partition(claim).status == "CLAIMED"
 
@@ -353,7 +353,7 @@ def test_two_passes_that_meet_share_the_work_without_waiting(alone: Scene) -> No
 
     shares = at_once(*(lambda s=s: s.recover(uuid4()) for s in stores))
 
-    assert sum(failed for _, failed in shares) == 18
+    assert sum(share.failed for share in shares) == 18
     assert all(alone.counted(run) == (0, 6, 0) for run in runs)
 
 

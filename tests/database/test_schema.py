@@ -51,7 +51,7 @@ BROKEN: dict[str, tuple[LiteralString, str]] = {
         "failed_rows_say_why",
     ),
     "a delay without an end": (
-        "UPDATE rowlock.batch_partitions SET ready = false",
+        "UPDATE rowlock.batch_partitions SET ready = false, available_at = NULL",
         "delayed_rows_say_until_when",
     ),
     "a suspect that may not be repeated": (

@@ -189,7 +189,7 @@ def test_a_time_out_ends_one_attempt_with_all_it_has_started(fleet: Fleet) -> No
     assert (row.status, row.claims) == ("FAILED", 1)
     assert (row.last_error["type"], row.last_error["outcome"]) == ("TimeoutError", "unknown")
     assert fleet.partition("neighbour").claims == 1
-    assert one.metric("rowlock_partition_timeouts_total") == 2
+    assert one.outcomes("timeout") == 2
     assert one.metric("rowlock_executor_deaths_total") == 0
 
 

@@ -150,6 +150,7 @@ def a_claim(*, delivery: str = "AT_LEAST_ONCE", execution: UUID | None = None) -
         delivery=cast(Any, delivery),
         slice="1",
         checkpoint=None,
+        waited=0.1,
     )
 
 

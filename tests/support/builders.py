@@ -133,9 +133,9 @@ class Scene:
     def remove(self, node: UUID) -> tuple[int, int]:
         """Both phases; how many claims moved and how many failed."""
         self.suspect(node)
-        removed, moved, failed = self.store.remove_node(uuid4(), node, self.beat_of(node))
+        removed, recovered = self.store.remove_node(uuid4(), node, self.beat_of(node))
         assert removed
-        return moved, failed
+        return recovered.moved, recovered.failed
 
     def node(self, node: UUID) -> Any:  # Any: a row with the table's columns as attributes
         """The node's row."""

@@ -165,6 +165,14 @@ class Member:
         found = self.metrics()
         return sum(value for key, value in found.items() if key.split("{")[0] == name)
 
+    def outcomes(self, outcome: str) -> float:
+        """How many attempts it has counted with this outcome."""
+        return sum(
+            value
+            for key, value in self.metrics().items()
+            if key.startswith("rowlock_partition_outcomes_total{") and f'outcome="{outcome}"' in key
+        )
+
     # -- its processes -------------------------------------------------------------------------
 
     def family(self) -> list[Process]:

@@ -113,13 +113,15 @@ def add_reason(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_http(parser: argparse.ArgumentParser) -> None:
+def add_http(parser: argparse.ArgumentParser, *, default: int | None = None) -> None:
     """`--http PORT`."""
     parser.add_argument(
         "--http",
         metavar="PORT",
         type=whole("--http", 0, 65_535),
-        help="serve /metrics, /livez and /readyz here; 0 takes a free port (default: off)",
+        default=default,
+        help="serve /metrics, /livez and /readyz here; 0 takes a free port"
+        f" (default: {'off' if default is None else default})",
     )
 
 

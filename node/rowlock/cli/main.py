@@ -59,6 +59,7 @@ COMMANDS: Final[dict[str, Command]] = {
         (parsers.purge, "delete old executions and events", "rowlock.cli.purge"),
         (parsers.jobs, "list the jobs that nodes have published", "rowlock.cli.jobs"),
         (parsers.contract, "show the JSON Schemas of a job", "rowlock.cli.contract"),
+        (parsers.exporter, "serve the pools' metrics to Prometheus", "rowlock.cli.exporter"),
         (parsers.dev, "run a database and nodes in one terminal", "rowlock.cli.dev"),
         (parsers.demo, "settle a year of flights while a node is killed", "rowlock.demo.command"),
     )

@@ -32,6 +32,8 @@ PARALLELISM_MAX: Final = 1_000_000
 DEADLINE_SECONDS_MAX: Final = 10 * 366 * 86_400
 DAYS_MAX: Final = 36_500
 ID_MAX: Final = 2**63 - 1
+HTTP_PORT: Final = 8080
+READ_SECONDS: Final = 10
 
 
 def migrate(parser: ArgumentParser) -> None:
@@ -57,6 +59,21 @@ def node(parser: ArgumentParser) -> None:
     )
     add_import(parser)
     add_http(parser)
+    _add_log_format(parser)
+    add_dsn(parser)
+    add_json(parser, "log as JSON, whatever the environment says")
+
+
+def exporter(parser: ArgumentParser) -> None:
+    """`rowlock exporter`."""
+    add_http(parser, default=HTTP_PORT)
+    parser.add_argument(
+        "--every",
+        metavar="SECONDS",
+        type=whole("--every", 1, 3600),
+        default=READ_SECONDS,
+        help=f"how often the database is asked, whoever scrapes (default {READ_SECONDS})",
+    )
     _add_log_format(parser)
     add_dsn(parser)
     add_json(parser, "log as JSON, whatever the environment says")

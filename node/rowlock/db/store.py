@@ -5,8 +5,11 @@ Nothing is decided here. A method says what the database answered; zero rows is 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, LiteralString, TypeAlias
 from uuid import UUID
 
@@ -23,13 +26,14 @@ from rowlock.protocol.model import (
     Peer,
     Progress,
     Purged,
+    Recovered,
 )
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 _CLAIM: LiteralString = (
     "SELECT id, execution_id, step, partition_key, claim_token, claims, failures, lost, alone,"
-    " started, delivery, slice, checkpoint FROM rowlock.claim(%s, %s, %s, %s, %s)"
+    " started, delivery, slice, checkpoint, waited FROM rowlock.claim(%s, %s, %s, %s, %s)"
 )
 _COMPLETE: LiteralString = (
     "SELECT id, outcome FROM rowlock.complete(%s, %s::bigint[], %s::uuid[], %s::text[]::jsonb[])"
@@ -41,19 +45,48 @@ _COMPLETE: LiteralString = (
 _COMPLETE_AND_CLAIM: LiteralString = (
     "SELECT outcome, id, NULL AS execution_id, NULL AS step, NULL AS partition_key,"
     " NULL AS claim_token, NULL AS claims, NULL AS failures, NULL AS lost, NULL AS alone,"
-    " NULL AS started, NULL AS delivery, NULL AS slice, NULL AS checkpoint"
+    " NULL AS started, NULL AS delivery, NULL AS slice, NULL AS checkpoint, NULL AS waited"
     " FROM rowlock.complete(%s, %s::bigint[], %s::uuid[], %s::text[]::jsonb[])"
     " UNION ALL"
     " SELECT NULL, id, execution_id, step, partition_key, claim_token, claims, failures, lost, alone,"
-    " started, delivery, slice, checkpoint FROM rowlock.claim(%s, %s, %s, %s, %s)"
+    " started, delivery, slice, checkpoint, waited FROM rowlock.claim(%s, %s, %s, %s, %s)"
 )
 
 
+Observe: TypeAlias = Callable[[str, float], None]
+"""Told the name of an operation and how many seconds its answer, or its error, took."""
+
+
+def _timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(self: Store, *args: Any, **kwargs: Any) -> Any:
+        observe = self.observe
+        if observe is None:
+            return method(self, *args, **kwargs)
+        began = time.perf_counter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            observe(name, time.perf_counter() - began)
+
+    return run
+
+
+def _observed(store: type[Store]) -> type[Store]:
+    """Time every public method: each is one operation, or two of which the first is nothing without."""
+    for name, method in list(vars(store).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(store, name, _timed(name, method))
+    return store
+
+
+@_observed
 class Store:
     """The protocol over one connection in autocommit mode; used by one thread at a time."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, observe: Observe | None = None) -> None:
         self.connection = connection
+        self.observe = observe
 
     # -- nodes -------------------------------------------------------------------------------
 
@@ -103,8 +136,8 @@ class Store:
         executions: Iterable[UUID] = (),
     ) -> BeatAnswer:
         """Beat once. `executions` are those this node runs or drives, to hear when one ends."""
-        alive, claimable, adoptable, due, unrecovered, ended, peers = self._one(
-            "SELECT alive, claimable, adoptable, due, unrecovered, ended, peers"
+        alive, claimable, adoptable, due, unrecovered, ended, peers, at = self._one(
+            "SELECT alive, claimable, adoptable, due, unrecovered, ended, peers, at"
             " FROM rowlock.beat(%s, %s, %s, %s, %s::uuid[])",
             (node, load, draining, json.dumps(list(orphans)), list(executions)),
         )
@@ -119,6 +152,7 @@ class Store:
                 Peer(node_id=UUID(peer), beat=beat, unreachable=status == "UNREACHABLE")
                 for peer, beat, status in peers
             ),
+            at=at,
         )
 
     def mark_unreachable(self, observer: UUID, node: UUID, beat: int) -> bool:
@@ -127,18 +161,19 @@ class Store:
             self._value("SELECT rowlock.mark_unreachable(%s, %s, %s)", (observer, node, beat))
         )
 
-    def remove_node(self, observer: UUID, node: UUID, beat: int) -> tuple[bool, int, int]:
-        """Phase two: whether it was removed, and how many claims moved and failed with it."""
-        removed, moved, failed = self._one(
-            "SELECT removed, moved, failed FROM rowlock.remove_node(%s, %s, %s)",
+    def remove_node(self, observer: UUID, node: UUID, beat: int) -> tuple[bool, Recovered]:
+        """Phase two: whether it was removed, and what became of its claims."""
+        removed, *recovered = self._one(
+            "SELECT removed, moved, failed, unknown FROM rowlock.remove_node(%s, %s, %s)",
             (observer, node, beat),
         )
-        return removed, moved, failed
+        return removed, Recovered(*recovered)
 
-    def recover(self, actor: UUID) -> tuple[int, int]:
-        """Recover claims whose owner is REMOVED or absent: how many moved, how many failed."""
-        moved, failed = self._one("SELECT moved, failed FROM rowlock.recover(%s)", (actor,))
-        return moved, failed
+    def recover(self, actor: UUID) -> Recovered:
+        """Recover claims whose owner is REMOVED or absent."""
+        return Recovered(
+            *self._one("SELECT moved, failed, unknown FROM rowlock.recover(%s)", (actor,))
+        )
 
     def end_stranded(self) -> int:
         """End transactions of authors whose claim or mastership is gone: how many were ended.
@@ -167,8 +202,10 @@ class Store:
         self, node: UUID, *, slots: int, prefetch: int = 0, idle: bool, seed: int
     ) -> list[Claim]:
         """Claim up to `slots` partitions to start at once and `prefetch` more to keep ready."""
-        cursor = self.connection.execute(_CLAIM, (node, slots, prefetch, idle, seed))
-        return [_claim(row) for row in cursor.fetchall()]
+        return self._claim(node, slots, prefetch, idle, seed)
+
+    def _claim(self, *arguments: Any) -> list[Claim]:
+        return [_claim(row) for row in self.connection.execute(_CLAIM, arguments).fetchall()]
 
     def complete(self, node: UUID, completions: Sequence[Completion]) -> dict[int, str]:
         """Write results; for each id 'completed' or 'lost'."""
@@ -191,7 +228,7 @@ class Store:
         completions again alone.
         """
         if not completions:
-            return {}, self.claim(node, slots=slots, prefetch=prefetch, idle=idle, seed=seed)
+            return {}, self._claim(node, slots, prefetch, idle, seed)
         cursor = self.connection.execute(
             _COMPLETE_AND_CLAIM,
             (*_complete_arguments(node, completions), node, slots, prefetch, idle, seed),
@@ -604,4 +641,5 @@ def _claim(row: tuple[Any, ...]) -> Claim:
         delivery=row[10],
         slice=row[11],
         checkpoint=row[12],
+        waited=row[13],
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 FIRST_STEP: Final = "main"
@@ -32,6 +33,8 @@ class Claim:
     delivery: Delivery
     slice: str
     checkpoint: str | None
+    waited: float | None
+    """Seconds from when it could be claimed until it was."""
 
     @property
     def at_most_once(self) -> bool:
@@ -69,6 +72,19 @@ class BeatAnswer:
     ended: tuple[UUID, ...]
     """Of the executions this node asked about: those that are closing or over."""
     peers: tuple[Peer, ...]
+    at: datetime
+    """The database's clock when it answered. Nothing is decided by it."""
+
+
+class Recovered(NamedTuple):
+    """What became of the claims of lost nodes."""
+
+    moved: int
+    """Claimable again."""
+    failed: int
+    """FAILED: AT_MOST_ONCE work, and work that no node survives."""
+    unknown: int
+    """Of these the AT_MOST_ONCE ones: whether the work was done is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from rowlock.db.store import Store
+from rowlock.errors import ContractError
 from rowlock.failure import clean_text
 from rowlock.protocol.backoff import delay_seconds
 from rowlock.protocol.model import Claim, Completion, ExecutionFacts
@@ -108,6 +109,8 @@ class Attempt:
     end: tuple[str, str | None] = ("unknown", None)
     """How it ended, and the JSON text of its result or error."""
     progress: tuple[int, int | None] | None = None
+    postponed: bool = False
+    """It goes back without a failure, for another time."""
 
     def describe(self) -> dict[str, Any]:
         """The fields that log lines about this attempt carry."""
@@ -375,7 +378,7 @@ class Attempts:
         elif exchange.claims or not self._set_apart(batch, error):
             self._completed.extendleft(reversed(batch))
         if exchange.claims:
-            self._host.metrics.polled("error")
+            self._host.metrics.polled("conflict" if is_lock_timeout(error) else "error")
             self._synced = False  # it may have claimed; only the database knows what
             self._apart = True
         if not isinstance(error, TRANSIENT):
@@ -398,7 +401,6 @@ class Attempts:
         return slots, max(0, prefetch)
 
     def _take(self, node_id: UUID, claims: list[Claim]) -> None:
-        self._host.metrics.claims.inc(len(claims))
         taken: list[Attempt] = []
         for claim in claims:
             facts = self._facts[claim.execution_id]
@@ -406,6 +408,7 @@ class Attempts:
             attempt = Attempt(number=number, node_id=node_id, claim=claim, facts=facts)
             self._live[number] = attempt
             taken.append(attempt)
+            self._host.metrics.claimed(facts.job, claim.waited)
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("claimed", extra={"event": "partition_claimed", **attempt.describe()})
         if node_id != self._host.node_id:
@@ -546,7 +549,6 @@ class Attempts:
                 attempt.sent_at += since_last_turn  # frozen time is not running time
             limit = attempt.facts.policy.get("timeout_seconds")
             if limit is not None and now - attempt.sent_at > limit and not attempt.orphan:
-                self._host.metrics.timeouts.inc()
                 self._end(attempt, Ending.TIMEOUT)
             elif attempt.stop_by is not None and now > attempt.stop_by:
                 self._end(attempt, Ending.DRAIN if self._host.draining else Ending.CANCEL)
@@ -631,6 +633,8 @@ class Attempts:
             self._host.metrics.rejected("slice")
             kind, delay = "unstarted", 0.0
         elif message.retry == "never":
+            if json.loads(message.error).get("type") == ContractError.__name__:
+                self._host.metrics.rejected("result")
             kind, delay = "never", 0.0
         elif message.retry == "later":
             kind, delay = "later", message.delay_seconds or 0.0
@@ -649,6 +653,7 @@ class Attempts:
     def _write_failure(self, attempt: Attempt, error: str, *, kind: str, delay: float) -> None:
         claim, node_id = attempt.claim, attempt.node_id
         attempt.end = ("unknown" if kind == "unknown" else "failed", error)
+        attempt.postponed = kind == "later"
         self._settle(
             attempt,
             lambda store: store.fail(
@@ -702,7 +707,13 @@ class Attempts:
             self._note_end(attempt, {"retry": "retried"}.get(outcome, outcome))
 
     def _note_end(self, attempt: Attempt, outcome: str) -> None:
-        self._host.metrics.ended(attempt.facts.job, outcome, attempt.seconds)
+        self._host.metrics.ended(
+            attempt.facts.job,
+            _counted_as(attempt, outcome),
+            attempt.seconds,
+            execution=attempt.claim.execution_id,
+            partition=attempt.claim.id,
+        )
         level = logging.DEBUG if outcome == "completed" else logging.INFO
         if log.isEnabledFor(level):
             fields = {"event": f"partition_{outcome}", **attempt.describe()}
@@ -744,6 +755,7 @@ class Attempts:
         ((attempt, completion),) = batch
         self._apart = False
         if is_final(error):  # the database will never take it: the attempt fails with the reason
+            self._host.metrics.rejected("result")
             text = f"the result was refused: {error}"
             failure = json.dumps({"type": type(error).__name__, "message": text})
             self._write_failure(attempt, failure, kind="never", delay=0.0)
@@ -905,6 +917,15 @@ class Attempts:
                     self._pool.send(executor, Stop(attempt=attempt.number))
             else:
                 attempt.stop_by = min(attempt.stop_by, by)
+
+
+def _counted_as(attempt: Attempt, outcome: str) -> str:
+    """How the metrics name an end: by what happened to the attempt, whatever comes of its partition."""
+    if outcome == "kept" or (attempt.postponed and outcome == "retried"):
+        return "released"
+    if attempt.ending is Ending.TIMEOUT and outcome in {"retried", "failed"}:
+        return "timeout"
+    return outcome
 
 
 def _reason(attempt: Attempt) -> str:

@@ -1,4 +1,4 @@
-"""/metrics, /livez and /readyz of a node, and nothing on any other path."""
+"""/metrics, /livez and /readyz of a node or an exporter, and nothing on any other path."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 from rowlock.errors import UsageError
-from rowlock.runtime.metrics import NodeMetrics
 
 Check = Callable[[], str | None]
 """None when all is well, else what is wrong, in one line."""
+Render = Callable[[str], tuple[bytes, str]]
+"""The page of /metrics for an Accept header, and its content type."""
 
 _REQUEST_SECONDS_MAX: Final = 5
 
 
 class HealthServer:
-    """The node's HTTP server, in threads of its own."""
+    """A small HTTP server, in threads of its own."""
 
-    def __init__(self, port: int, *, metrics: NodeMetrics, livez: Check, readyz: Check) -> None:
+    def __init__(self, port: int, *, render: Render, livez: Check, readyz: Check) -> None:
         """Listen on all addresses; port 0 lets the system choose.
 
         :raises UsageError: the port cannot be bound.
@@ -31,7 +32,7 @@ class HealthServer:
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics":
-                    body, content_type = metrics.render(self.headers.get("Accept", ""))
+                    body, content_type = render(self.headers.get("Accept", ""))
                     self._answer(200, body, content_type)
                 elif path in {"/livez", "/readyz"}:
                     problem = (livez if path == "/livez" else readyz)()

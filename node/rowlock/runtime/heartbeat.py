@@ -19,6 +19,7 @@ from uuid import UUID
 
 import psycopg
 
+from rowlock.db.store import Observe
 from rowlock.errors import Unavailable
 from rowlock.protocol.backoff import reconnect_seconds
 from rowlock.protocol.model import BeatAnswer
@@ -50,6 +51,8 @@ class Look:
     answer: BeatAnswer
     sent_at: float
     answered_at: float
+    clock_offset_seconds: float
+    """How far this machine's clock is ahead of the database's, give or take half the round trip."""
 
 
 class Heartbeat(threading.Thread):
@@ -71,6 +74,7 @@ class Heartbeat(threading.Thread):
         on_look: Callable[[Look], None],
         on_failure: Callable[[], None],
         on_crash: Callable[[Exception], None],
+        observe: Observe | None = None,
         rng: random.Random,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -92,6 +96,7 @@ class Heartbeat(threading.Thread):
             idle_in_transaction_seconds=beat_seconds,
             # What is carried over may wait for a lock that a stranger holds; the beats must not.
             lock_seconds=beat_seconds,
+            observe=observe,
         )
         self._wake = threading.Event()
         self._stopping = False
@@ -189,11 +194,17 @@ class Heartbeat(threading.Thread):
         finally:
             self._sent_at = None
         self._link.succeeded()
-        answered_at = time.monotonic()
+        answered_at, wall = time.monotonic(), time.time()
         if answer.alive:
             self._board.extend(sent_ns + self._lease_ns)
             self.answered_at = answered_at
-        look = Look(node_id=report.node_id, answer=answer, sent_at=sent_at, answered_at=answered_at)
+        look = Look(
+            node_id=report.node_id,
+            answer=answer,
+            sent_at=sent_at,
+            answered_at=answered_at,
+            clock_offset_seconds=wall - (answered_at - sent_at) / 2 - answer.at.timestamp(),
+        )
         self._mailbox.post(lambda: self._on_look(look))
         return None
 

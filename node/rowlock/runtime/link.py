@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psycopg
 
 from rowlock.db.connect import connect, shut
-from rowlock.db.store import Connection, Store
+from rowlock.db.store import Connection, Observe, Store
 from rowlock.errors import Unavailable
 
 TRANSIENT = (
@@ -53,12 +53,14 @@ class Link:
         idle_in_transaction_seconds: float,
         lock_seconds: float,
         on_connect: Callable[[Connection], None] | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self._dsn = dsn
         self._application_name = application_name
         self._idle_in_transaction_seconds = idle_in_transaction_seconds
         self._lock_seconds = lock_seconds
         self._on_connect = on_connect
+        self._observe = observe
         self._connection: Connection | None = None
         self._guard = threading.Lock()
         self.tries = 0
@@ -85,7 +87,7 @@ class Link:
                 self._connection = connection
             if self._on_connect is not None:
                 self._on_connect(connection)
-        return Store(self._connection)
+        return Store(self._connection, self._observe)
 
     def succeeded(self) -> None:
         """The database answered."""

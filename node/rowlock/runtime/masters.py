@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
+from rowlock.errors import ContractError
 from rowlock.protocol.backoff import delay_seconds
 from rowlock.protocol.model import FIRST_STEP, Mastership, Progress
 from rowlock.protocol.statuses import ENDED
@@ -491,6 +492,8 @@ class Masters:
         what = json.loads(message.error)
         text = f"{what.get('type')}: {what.get('message')}"
         if master.call == "plan":
+            if what.get("type") == ContractError.__name__:
+                self._host.metrics.rejected("plan")
             self._fail_plan(master, "PlanFailed", f"partition() failed with {text}")
             return
         wait = self._finish_wait(master, message)

@@ -1,8 +1,14 @@
-"""What a node tells Prometheus about itself. Names, labels and units are public API."""
+"""What a node tells Prometheus about itself. Names, labels and units are public API (docs/metrics.md).
+
+No label holds an id: what is known of one execution is in the database. Series that an alert may look
+at are there from the start, because a counter that appears with its first event hides that event.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
+from uuid import UUID
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
@@ -10,36 +16,67 @@ from prometheus_client.exposition import choose_encoder
 import rowlock
 
 DURATION_BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600)
+STATEMENT_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 JOB_NAMES_MAX: Final = 200
+EXEMPLAR_SECONDS_MIN: Final = 0.1
+"""Quicker attempts carry no exemplar: it costs as much as counting them."""
+
+OUTCOMES: Final = (
+    "completed",
+    "failed",
+    "retried",
+    "timeout",
+    "cancelled",
+    "released",
+    "fenced",
+)
 
 
 class NodeMetrics:
     """The collectors of one node, in a registry of their own."""
 
-    def __init__(self, pool: str) -> None:
+    def __init__(self, pool: str, jobs: Iterable[str] = ()) -> None:
+        """Make every series.
+
+        :param jobs: the jobs that this node has registered.
+        """
         self._pool = pool
         self._jobs: set[str] = set()
         self._ends: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
+        self._waits: dict[str, Histogram] = {}
+        self._statements: dict[str, Histogram] = {}
         self.registry = registry = CollectorRegistry()
         build = Info("rowlock_build", "Version of rowlock.", registry=registry)
         build.info({"version": rowlock.__version__})
-        claims = Counter(
-            "rowlock_partition_claims",
-            "Partitions claimed by this node.",
-            ["pool"],
+        self.database_up = Gauge(
+            "rowlock_database_up",
+            "1 while the database answers: here the beats of this node.",
+            ["component"],
             registry=registry,
+        ).labels("node")
+        self.claims = self._counter(
+            "rowlock_partition_claims", "Partitions claimed by this node.", registry
         )
-        self.claims = claims.labels(pool)
         self._polls = Counter(
             "rowlock_claim_polls",
-            "Claim statements by their result: claimed, empty or error.",
+            "Claim statements by their result: claimed, empty, conflict (it waited too long for a"
+            " lock) or error.",
             ["pool", "result"],
             registry=registry,
         )
         self._outcomes = Counter(
             "rowlock_partition_outcomes",
-            "Attempts by how they ended: completed, failed, retried, released, cancelled, fenced.",
+            "Attempts by how they ended: completed, failed (for good), retried (failed, and made"
+            " again), timeout (killed for it), cancelled, released (handed back without a failure) or"
+            " fenced (its claim was gone).",
             ["pool", "job_name", "outcome"],
+            registry=registry,
+        )
+        self._wait = Histogram(
+            "rowlock_partition_wait_seconds",
+            "From when a partition could be claimed until this node claimed it.",
+            ["pool", "job_name"],
+            buckets=DURATION_BUCKETS,
             registry=registry,
         )
         self._duration = Histogram(
@@ -57,14 +94,15 @@ class NodeMetrics:
         )
         self.slots_used = slots.labels(pool, "used")
         self.slots_total = slots.labels(pool, "total")
-        self.timeouts = self._counter(
-            "rowlock_partition_timeouts", "Attempts killed for a time-out."
-        )
         self.executor_deaths = self._counter(
-            "rowlock_executor_deaths", "Executors that ended although nobody had ended them."
+            "rowlock_executor_deaths",
+            "Executors that ended although nobody had ended them.",
+            registry,
         )
         self.fenced_writes = self._counter(
-            "rowlock_fenced_writes", "Late writes that changed nothing because the claim was gone."
+            "rowlock_fenced_writes",
+            "Late writes that changed nothing because the claim was gone.",
+            registry,
         )
         self.beat_duration = Histogram(
             "rowlock_heartbeat_duration_seconds",
@@ -73,59 +111,125 @@ class NodeMetrics:
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5),
             registry=registry,
         ).labels(pool)
-        self.beat_failures = self._counter("rowlock_heartbeat_failures", "Beats without an answer.")
+        self.beat_failures = self._counter(
+            "rowlock_heartbeat_failures", "Beats without an answer.", registry
+        )
+        self.clock_offset = Gauge(
+            "rowlock_node_clock_offset_seconds",
+            "How far this node's clock is ahead of the database's. Nothing is decided by it.",
+            ["pool"],
+            registry=registry,
+        ).labels(pool)
         self.lease_ends = self._counter(
-            "rowlock_lease_ends", "Times this node stopped work because its lease had ended."
+            "rowlock_lease_ends",
+            "Times this node stopped work because its lease had ended.",
+            registry,
         )
         self._removed = Counter(
             "rowlock_nodes_removed",
-            "Nodes that this node removed.",
+            "Nodes that this node removed, and why: silence.",
             ["pool", "reason"],
             registry=registry,
         )
-        self.reassigned = self._counter(
-            "rowlock_partitions_reassigned", "Claims of lost nodes made claimable by this node."
+        self._reassigned = Counter(
+            "rowlock_partitions_reassigned",
+            "Claims of lost nodes made claimable by this node: at the removal (silence) or by a later"
+            " pass (sweep).",
+            ["pool", "reason"],
+            registry=registry,
         )
         self._lost = Counter(
             "rowlock_partitions_lost",
-            "Claims of lost nodes that this node set to FAILED.",
+            "Claims of lost nodes that this node set to FAILED. at_most_once: whether the work was"
+            " done is not known, and a person must decide.",
             ["pool", "delivery"],
             registry=registry,
         )
         self.reaper_success = Gauge(
             "rowlock_reaper_last_success_timestamp_seconds",
-            "When this node last looked for lost claims successfully.",
+            "When this node last looked for lost claims successfully, in Unix time.",
             ["pool"],
             registry=registry,
         ).labels(pool)
         self.takeovers = self._counter(
-            "rowlock_master_takeovers", "Executions whose lost master this node replaced."
+            "rowlock_master_takeovers", "Executions whose lost master this node replaced.", registry
         )
         self._rejected = Counter(
             "rowlock_messages_rejected",
-            "Payloads that broke their contract.",
+            "Payloads that broke their contract: slice, result or plan.",
             ["pool", "reason"],
             registry=registry,
         )
+        self._queries = Histogram(
+            "rowlock_db_query_duration_seconds",
+            "From sending a statement of this node to its answer or error, by operation.",
+            ["operation"],
+            buckets=STATEMENT_BUCKETS,
+            registry=registry,
+        )
+        self._begin_at_zero(jobs)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        counter: Counter = Counter(name, text, ["pool"], registry=self.registry).labels(self._pool)
+    def _begin_at_zero(self, jobs: Iterable[str]) -> None:
+        for result in ("claimed", "empty", "conflict", "error"):
+            self._polls.labels(self._pool, result)
+        for reason in ("slice", "result", "plan"):
+            self._rejected.labels(self._pool, reason)
+        for reason in ("silence", "sweep"):
+            self._reassigned.labels(self._pool, reason)
+        for delivery in ("at_least_once", "at_most_once"):
+            self._lost.labels(self._pool, delivery)
+        self._removed.labels(self._pool, "silence")
+        for job in jobs:
+            self._remember_wait(job)
+            for outcome in OUTCOMES:
+                self._remember_end(job, outcome)
+
+    def _counter(self, name: str, text: str, registry: CollectorRegistry) -> Counter:
+        counter: Counter = Counter(name, text, ["pool"], registry=registry).labels(self._pool)
         return counter
 
     def polled(self, result: str) -> None:
         """Count a claim statement."""
         self._polls.labels(self._pool, result).inc()
 
-    def ended(self, job: str, outcome: str, seconds: float | None = None) -> None:
-        """Count the end of an attempt, and how long it took if it had started."""
-        outcomes, duration = self._ends.get((job, outcome)) or self._remember(job, outcome)
+    def claimed(self, job: str, waited: float | None) -> None:
+        """Count a claim, and how long the partition had waited for it (seconds)."""
+        self.claims.inc()
+        if waited is not None:
+            (self._waits.get(job) or self._remember_wait(job)).observe(max(waited, 0.0))
+
+    def ended(
+        self,
+        job: str,
+        outcome: str,
+        seconds: float | None = None,
+        *,
+        execution: UUID | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Count the end of an attempt, and how long it took if it had started.
+
+        `execution` and `partition` become the exemplar of one that took its time: a scraper that asks
+        for OpenMetrics can show which one it was.
+        """
+        outcomes, duration = self._ends.get((job, outcome)) or self._remember_end(job, outcome)
         outcomes.inc()
-        if seconds is not None:
+        if seconds is None:
+            return
+        if execution is not None and seconds >= EXEMPLAR_SECONDS_MIN:
+            duration.observe(
+                seconds, {"execution_id": str(execution), "partition_id": str(partition)}
+            )
+        else:
             duration.observe(seconds)
 
     def removed(self, reason: str) -> None:
         """Count a node that this node removed."""
         self._removed.labels(self._pool, reason).inc()
+
+    def reassigned(self, reason: str, count: int) -> None:
+        """Count claims of lost nodes that wait again."""
+        self._reassigned.labels(self._pool, reason).inc(count)
 
     def lost(self, delivery: str, count: int) -> None:
         """Count claims of lost nodes that ended FAILED."""
@@ -135,13 +239,25 @@ class NodeMetrics:
         """Count a payload that broke its contract."""
         self._rejected.labels(self._pool, reason).inc()
 
+    def queried(self, operation: str, seconds: float) -> None:
+        """Note how long an operation of the store took. From any thread."""
+        found = self._statements.get(operation)
+        if found is None:
+            found = self._statements[operation] = self._queries.labels(operation)
+        found.observe(seconds)
+
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition for a scrape with this Accept header, and its content type."""
         encoder, content_type = choose_encoder(accept)
         return encoder(self.registry), content_type
 
-    def _remember(self, job: str, outcome: str) -> tuple[Counter, Histogram]:
-        # Looking a label up takes longer than counting; a busy node ends thousands a second.
+    # Looking a label up takes longer than counting; a busy node ends thousands a second.
+
+    def _remember_wait(self, job: str) -> Histogram:
+        found = self._waits[job] = self._wait.labels(self._pool, self._job_name(job))
+        return found
+
+    def _remember_end(self, job: str, outcome: str) -> tuple[Counter, Histogram]:
         name = self._job_name(job)
         found = (
             self._outcomes.labels(self._pool, name, outcome),

@@ -148,7 +148,7 @@ class Node:
         board = LeaseBoard.create(options.slots + 1)
         self._children, self._board = children, board
         self._watchdog = Watchdog.start(children, board)
-        metrics = NodeMetrics(options.pool)
+        metrics = NodeMetrics(options.pool, self.registry.names)
         metrics.slots_total.set(options.slots)
         dsn = settings.dsn or ""
         cap = settings.removal_grace_seconds / 2
@@ -162,6 +162,7 @@ class Node:
             on_connected=self._connected,
             on_notified=self._notified,
             on_crash=self._crashed,
+            observe=metrics.queried,
             rng=rng,
         )
         self.host = Host(
@@ -205,13 +206,14 @@ class Node:
             on_look=self._look,
             on_failure=self._look_failed,
             on_crash=self._crashed,
+            observe=metrics.queried,
             rng=rng,
         )
         http: HealthServer | None = None
         try:
             if options.http_port is not None:
                 http = HealthServer(
-                    options.http_port, metrics=metrics, livez=self.livez, readyz=self.readyz
+                    options.http_port, render=metrics.render, livez=self.livez, readyz=self.readyz
                 )
                 self.http_port = http.port
                 log.info("listening", extra={"event": "http_listening", "port": http.port})
@@ -429,7 +431,10 @@ class Node:
             self._register()
 
     def _look(self, look: Look) -> None:
-        self.host.metrics.beat_duration.observe(look.answered_at - look.sent_at)
+        metrics = self.host.metrics
+        metrics.beat_duration.observe(look.answered_at - look.sent_at)
+        metrics.clock_offset.set(look.clock_offset_seconds)
+        metrics.database_up.set(1)
         if look.node_id != self.host.node_id or not self.host.registered:
             return
         if self._leaving:
@@ -450,6 +455,7 @@ class Node:
 
     def _look_failed(self) -> None:
         self.host.metrics.beat_failures.inc()
+        self.host.metrics.database_up.set(0)
         self._watch.look_failed()
 
     def _progressed(self, execution: UUID, progress: Progress) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from rowlock.db.store import Store
 from rowlock.protocol.liveness import MarkUnreachable, Observer
+from rowlock.protocol.model import Recovered
 from rowlock.runtime.heartbeat import Look
 from rowlock.runtime.host import Host
 
@@ -90,17 +91,17 @@ class Watch:
     def _remove(self, peer: UUID, beat: int) -> None:
         me = self._host.node_id
 
-        def done(answer: tuple[bool, int, int]) -> None:
-            removed, moved, failed = answer
+        def done(answer: tuple[bool, Recovered]) -> None:
+            removed, recovered = answer
             if removed:
                 self._host.metrics.removed("silence")
-                self._count(moved, failed)
+                self._count(recovered, "silence")
                 log.warning(
                     "removed node %s: %d of its claims moved, %d failed",
                     peer,
-                    moved,
-                    failed,
-                    extra={"event": "node_removed", "peer": str(peer), "moved": moved},
+                    recovered.moved,
+                    recovered.failed,
+                    extra={"event": "node_removed", "peer": str(peer), "moved": recovered.moved},
                 )
                 self._end_stranded()
 
@@ -109,8 +110,8 @@ class Watch:
     def _recover(self) -> None:
         me = self._host.node_id
 
-        def done(answer: tuple[int, int]) -> None:
-            self._count(*answer)
+        def done(recovered: Recovered) -> None:
+            self._count(recovered, "sweep")
             self._host.metrics.reaper_success.set_to_current_time()
 
         self._once("recover", lambda store: store.recover(me), done)
@@ -142,11 +143,11 @@ class Watch:
 
         self._once("expire", lambda store: store.expire(f"node {me}"), done)
 
-    def _count(self, moved: int, failed: int) -> None:
-        if moved:
-            self._host.metrics.reassigned.inc(moved)
-        if failed:
-            self._host.metrics.lost("any", failed)
+    def _count(self, recovered: Recovered, reason: str) -> None:
+        metrics = self._host.metrics
+        metrics.reassigned(reason, recovered.moved)
+        metrics.lost("at_most_once", recovered.unknown)
+        metrics.lost("at_least_once", recovered.failed - recovered.unknown)
 
     def _once(self, name: str, run: Callable[[Store], T], done: Callable[[T], None]) -> None:
         """Not again while the last one of the same kind has no answer."""

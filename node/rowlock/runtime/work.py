@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from rowlock.db.connect import first_line
-from rowlock.db.store import Connection, Store
+from rowlock.db.store import Connection, Observe, Store
 from rowlock.errors import RowlockError
 from rowlock.protocol.backoff import reconnect_seconds
 from rowlock.runtime.link import TRANSIENT, Link, is_final
@@ -95,6 +95,7 @@ class Work(threading.Thread):
         on_connected: Callable[[], None],
         on_notified: Callable[[str], None],
         on_crash: Callable[[Exception], None],
+        observe: Observe | None = None,
         rng: random.Random,
     ) -> None:
         super().__init__(name="work", daemon=True)
@@ -111,6 +112,7 @@ class Work(threading.Thread):
             idle_in_transaction_seconds=beat_seconds,
             lock_seconds=beat_seconds,
             on_connect=self._prepare,
+            observe=observe,
         )
         self._queue: deque[Operation] = deque()
         self._put_off: list[tuple[float, Operation]] = []  # until when

@@ -174,7 +174,7 @@ CREATE TABLE batch_partitions (
     alone         boolean NOT NULL DEFAULT false, -- its next loss is its last: only for a node that runs nothing else
     delivery      text NOT NULL CHECK (delivery IN ('AT_LEAST_ONCE', 'AT_MOST_ONCE')),
     ready         boolean NOT NULL DEFAULT true,  -- false: delayed until available_at, then promoted
-    available_at  timestamptz,
+    available_at  timestamptz,                    -- until when it is delayed; afterwards since when it waits
     weight        integer NOT NULL DEFAULT 0,     -- larger is claimed first
     slice         jsonb NOT NULL,
     checkpoint    jsonb,

@@ -66,7 +66,8 @@ CREATE FUNCTION rowlock.beat(
     due boolean,          -- a delayed partition is due (promote), or something that expire does
     unrecovered boolean,  -- a removed node's claims are not all recovered yet
     ended uuid[],         -- of p_executions: those that no longer run (closing or over)
-    peers jsonb           -- [[node_id, beat, status], ...] of all other nodes not removed
+    peers jsonb,          -- [[node_id, beat, status], ...] of all other nodes not removed
+    at timestamptz        -- the database's clock, for people who wonder about a node's
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
@@ -83,7 +84,7 @@ BEGIN
     WHERE n.node_id = p_node AND n.status <> 'REMOVED'  -- guard: a removed incarnation never beats again
     FOR NO KEY UPDATE;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT false, false, false, false, false, '{}'::uuid[], '[]'::jsonb;
+        RETURN QUERY SELECT false, false, false, false, false, '{}'::uuid[], '[]'::jsonb, v_now;
         RETURN;
     END IF;
     UPDATE batch_nodes n
@@ -123,7 +124,8 @@ BEGIN
               WHERE e.status IS NULL
                  OR e.status IN ('CLOSING', 'COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')),
         coalesce((SELECT jsonb_agg(jsonb_build_array(n.node_id, n.beat, n.status))
-                  FROM batch_nodes n WHERE n.status <> 'REMOVED' AND n.node_id <> p_node), '[]');
+                  FROM batch_nodes n WHERE n.status <> 'REMOVED' AND n.node_id <> p_node), '[]'),
+        v_now;
 END
 $$;
 
@@ -170,14 +172,15 @@ BEGIN
 END
 $$;
 
--- Phase two: REMOVED, together with the recovery of every claim whose execution row is free.
+-- Phase two: REMOVED, together with the recovery of every claim whose execution row is free. Answers how
+-- many of its claims wait again, how many ended FAILED, and of these the AT_MOST_ONCE ones.
 CREATE FUNCTION rowlock.remove_node(p_observer uuid, p_node uuid, p_beat bigint)
-RETURNS TABLE (removed boolean, moved bigint, failed bigint)
+RETURNS TABLE (removed boolean, moved bigint, failed bigint, unknown bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 #variable_conflict use_column
 BEGIN
-    removed := false; moved := 0; failed := 0;
+    removed := false; moved := 0; failed := 0; unknown := 0;
     PERFORM FROM batch_nodes n
     WHERE n.node_id = p_node
       AND n.status = 'UNREACHABLE'  -- guard: two phases
@@ -192,7 +195,7 @@ BEGIN
         WHERE n.node_id = p_node;
         PERFORM rowlock._event('node_removed', NULL, NULL, p_node, 'node ' || p_observer,
                                jsonb_build_object('reason', 'silence', 'beat', p_beat));
-        SELECT r.moved, r.failed INTO moved, failed
+        SELECT r.moved, r.failed, r.unknown INTO moved, failed, unknown
         FROM rowlock._recover_claims(p_node, 'node ' || p_observer) r;
     END IF;
     RETURN NEXT;
@@ -203,7 +206,7 @@ $$;
 -- is left to the next pass. The caller has made sure that the owner cannot claim any more, and holds
 -- its node row if there is one.
 CREATE FUNCTION rowlock._recover_claims(p_owner uuid, p_actor text)
-RETURNS TABLE (moved bigint, failed bigint)
+RETURNS TABLE (moved bigint, failed bigint, unknown bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 #variable_conflict use_column
@@ -212,7 +215,7 @@ DECLARE
     v_ids bigint[] := ARRAY[]::bigint[];
     r record;
 BEGIN
-    moved := 0; failed := 0;
+    moved := 0; failed := 0; unknown := 0;
     FOR r IN
         WITH executions AS (
             SELECT e.execution_id, e.status, (e.policy ->> 'max_attempts')::integer AS max_attempts
@@ -248,7 +251,7 @@ BEGIN
                 ELSE least(p.failures + 1, greatest(v.max_attempts - 1, 0)) END,
             alone = v.verdict = 'PENDING' AND v.max_attempts - 1 <= CASE
                 WHEN p.started_at IS NULL THEN p.failures ELSE p.failures + 1 END,
-            ready = true,
+            ready = true, available_at = v_now,
             started_at = CASE WHEN v.verdict = 'PENDING' THEN NULL ELSE p.started_at END,
             ended_at = CASE WHEN v.verdict = 'PENDING' THEN NULL ELSE v_now END,
             last_error = CASE
@@ -261,10 +264,11 @@ BEGIN
                     'its node was lost in %s attempts, the last time with nothing else running there',
                     p.lost + 1)) END
         FROM verdicts v WHERE p.id = v.id
-        RETURNING p.id, p.execution_id, v.verdict, p.claims, p.failures
+        RETURNING p.id, p.execution_id, v.verdict, p.claims, p.failures, p.delivery
     LOOP
         moved := moved + (r.verdict = 'PENDING')::integer;
         failed := failed + (r.verdict = 'FAILED')::integer;
+        unknown := unknown + (r.verdict = 'FAILED' AND r.delivery = 'AT_MOST_ONCE')::integer;
         v_ids := v_ids || r.id;
         PERFORM rowlock._event('partition_recovered', r.execution_id, r.id, p_owner, p_actor,
                                jsonb_build_object('now', r.verdict, 'claims', r.claims,
@@ -284,7 +288,7 @@ END
 $$;
 
 -- A pass over every claim whose owner is REMOVED or absent, whatever removed it.
-CREATE FUNCTION rowlock.recover(p_actor uuid) RETURNS TABLE (moved bigint, failed bigint)
+CREATE FUNCTION rowlock.recover(p_actor uuid) RETURNS TABLE (moved bigint, failed bigint, unknown bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 #variable_conflict use_column
@@ -292,7 +296,7 @@ DECLARE
     v_owner uuid;
     r record;
 BEGIN
-    moved := 0; failed := 0;
+    moved := 0; failed := 0; unknown := 0;
     FOR v_owner IN
         SELECT n.node_id FROM batch_nodes n WHERE n.status = 'REMOVED' AND n.recovered_at IS NULL
         UNION
@@ -309,6 +313,7 @@ BEGIN
         SELECT * INTO r FROM rowlock._recover_claims(v_owner, 'node ' || p_actor);
         moved := moved + r.moved;
         failed := failed + r.failed;
+        unknown := unknown + r.unknown;
     END LOOP;
     RETURN NEXT;
 END

@@ -16,7 +16,8 @@ CREATE FUNCTION rowlock.claim(
 ) RETURNS TABLE (
     id bigint, execution_id uuid, step text, partition_key text, claim_token uuid, claims integer,
     failures integer, lost integer, alone boolean, started boolean, delivery text,
-    slice text, checkpoint text
+    slice text, checkpoint text,
+    waited double precision  -- seconds from when it could be claimed
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
@@ -161,7 +162,8 @@ BEGIN
             WHERE p.execution_id = ANY (v_exec) AND p.status = 'PENDING' AND p.ready AND p.alone
             ORDER BY p.id LIMIT 1 FOR UPDATE SKIP LOCKED))
         RETURNING t.id, t.execution_id, t.step, t.partition_key, t.claim_token, t.claims, t.failures,
-            t.lost, t.alone, true, t.delivery, t.slice::text, t.checkpoint::text;
+            t.lost, t.alone, true, t.delivery, t.slice::text, t.checkpoint::text,
+            extract(epoch FROM v_now - t.available_at)::double precision;
         RETURN;
     END IF;
 
@@ -197,7 +199,7 @@ BEGIN
                   AND (t.lost = 0 OR array_position(v_ids, t.id) <= p_slots)
                 RETURNING t.id, t.execution_id, t.step, t.partition_key, t.claim_token, t.claims,
                     t.failures, t.lost, t.alone, t.started_at IS NOT NULL, t.delivery, t.slice::text,
-                    t.checkpoint::text;
+                    t.checkpoint::text, extract(epoch FROM v_now - t.available_at)::double precision;
                 RETURN;
             END IF;
             UPDATE batch_partitions t
@@ -215,7 +217,8 @@ BEGIN
             IF FOUND THEN
                 RETURN QUERY SELECT v_row.id, v_row.execution_id, v_row.step, v_row.partition_key,
                     v_row.claim_token, v_row.claims, v_row.failures, v_row.lost, v_row.alone, true,
-                    v_row.delivery, v_row.slice::text, v_row.checkpoint::text;
+                    v_row.delivery, v_row.slice::text, v_row.checkpoint::text,
+                    extract(epoch FROM v_now - v_row.available_at)::double precision;
                 RETURN;
             END IF;
             UPDATE batch_partitions t
@@ -347,8 +350,7 @@ BEGIN
         alone = v_answer = 'retry' AND p.lost > 0
             AND v_failures >= (v_execution.policy ->> 'max_attempts')::integer - 1,
         ready = v_answer <> 'retry' OR v_delay = 0,
-        available_at = CASE WHEN v_answer = 'retry' AND v_delay > 0
-                       THEN v_now + make_interval(secs => v_delay) END,
+        available_at = CASE WHEN v_answer = 'retry' THEN v_now + make_interval(secs => v_delay) END,
         started_at = CASE WHEN v_answer <> 'retry' THEN p.started_at END,
         ended_at = CASE WHEN v_answer <> 'retry' THEN v_now END,
         last_error = v_error || jsonb_build_object('attempt', p.claims)
@@ -413,7 +415,7 @@ BEGIN
                      THEN 'PENDING'
                      ELSE 'CANCELLED' END,  -- guard: nothing becomes PENDING in an execution that ends
             assigned_node = CASE WHEN r.execution_status <> 'RUNNING' THEN p.assigned_node END,
-            ready = true, started_at = NULL,
+            ready = true, available_at = v_now, started_at = NULL,
             ended_at = CASE WHEN r.execution_status <> 'RUNNING' THEN v_now END
         WHERE p.id = r.id;
         IF r.delivery = 'AT_MOST_ONCE' THEN

@@ -217,6 +217,7 @@ RETURNS TABLE (outcome text, detail text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 DECLARE
+    v_now timestamptz := rowlock.now();
     v_execution batch_job_coordination;
     v_rows bigint;
     v_first bigint;
@@ -235,8 +236,8 @@ BEGIN
     END IF;
     v_first := nextval('rowlock.batch_partitions_id_seq');
     BEGIN
-        INSERT INTO batch_partitions (execution_id, step, partition_key, delivery, weight, slice)
-        SELECT p_execution, p_step, u.key, v_execution.delivery, u.weight, u.slice
+        INSERT INTO batch_partitions (execution_id, step, partition_key, delivery, weight, slice, available_at)
+        SELECT p_execution, p_step, u.key, v_execution.delivery, u.weight, u.slice, v_now
         FROM batch_staging s
         CROSS JOIN LATERAL unnest(s.keys, s.slices, s.weights) WITH ORDINALITY AS u (key, slice, weight, o)
         WHERE s.execution_id = p_execution
@@ -259,7 +260,7 @@ BEGIN
     END;
     DELETE FROM batch_staging s WHERE s.execution_id = p_execution;
     UPDATE batch_job_coordination e
-    SET status = 'RUNNING', step = p_step, total = p_total, started_at = rowlock.now(),
+    SET status = 'RUNNING', step = p_step, total = p_total, started_at = v_now,
         first_id = v_first, last_id = nextval('rowlock.batch_partitions_id_seq')
     WHERE e.execution_id = p_execution;
     PERFORM pg_notify('rowlock', 'work');

@@ -91,7 +91,7 @@ BEGIN
             WITH made AS (
                 INSERT INTO batch_partitions
                     (execution_id, step, partition_key, delivery, weight, slice, checkpoint, status, result,
-                     last_error, resolution, ended_at)
+                     last_error, resolution, available_at, ended_at)
                 SELECT p_new.execution_id, p.step, p.partition_key,
                        CASE WHEN v.verdict = 'FAILED' THEN p.delivery ELSE p_new.delivery END,
                        p.weight, p.slice, p.checkpoint, v.verdict,
@@ -101,6 +101,7 @@ BEGIN
                            'it was started in the execution before; whether the work was done is not known'))
                            || '{"carried": true}' END,
                        CASE WHEN v.verdict = 'COMPLETED' THEN p.resolution END,
+                       CASE WHEN v.verdict = 'PENDING' THEN v_now END,
                        CASE WHEN v.verdict <> 'PENDING' THEN v_now END
                 FROM batch_partitions p
                 LEFT JOIN batch_starts s

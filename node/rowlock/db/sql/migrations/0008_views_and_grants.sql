@@ -63,8 +63,83 @@ CREATE VIEW rowlock.starts AS
 SELECT s.job_name, s.instance_key, s.step, s.partition_key, s.execution_id, s.node_id, s.started_at, s.evidence
 FROM rowlock.batch_starts s;
 
--- Views are readable by everybody who has a role here; now() stands in two of them.
-GRANT SELECT ON rowlock.nodes, rowlock.executions, rowlock.partitions, rowlock.events, rowlock.jobs, rowlock.starts
+-- What waits and runs, by pool: asked every few seconds by who draws curves or scales pools. As in the view of
+-- executions nothing reads a row for each partition. How long the oldest waits is asked of the first and of the
+-- last in line: what was never claimed is at the end, what comes again at the front.
+CREATE VIEW rowlock.pools AS
+WITH waiting AS MATERIALIZED (
+    SELECT e.pool, e.status, e.suspended, held.claimed, delayed.number AS delayed, line.since,
+           greatest(e.total - e.carried - c.ended - held.claimed - delayed.number, 0) AS ready
+    FROM rowlock.batch_job_coordination e
+    CROSS JOIN LATERAL (
+        SELECT coalesce(sum(c.completed + c.failed + c.cancelled), 0)::bigint AS ended
+        FROM rowlock.batch_counts c WHERE c.execution_id = e.execution_id) c
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS claimed FROM rowlock.batch_partitions p
+        WHERE p.execution_id = e.execution_id AND p.status = 'CLAIMED') held
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS number FROM (  -- so many of one execution are many
+            SELECT FROM rowlock.batch_partitions p
+            WHERE p.execution_id = e.execution_id AND p.status = 'PENDING' AND NOT p.ready
+            ORDER BY p.id LIMIT 10000) d) delayed
+    CROSS JOIN LATERAL (SELECT least(
+        (SELECT p.available_at FROM rowlock.batch_partitions p
+         WHERE p.execution_id = e.execution_id AND p.status = 'PENDING' AND p.ready AND NOT p.alone
+         ORDER BY p.weight DESC, p.id LIMIT 1),
+        (SELECT p.available_at FROM rowlock.batch_partitions p
+         WHERE p.execution_id = e.execution_id AND p.status = 'PENDING' AND p.ready AND NOT p.alone
+         ORDER BY p.weight, p.id DESC LIMIT 1),
+        (SELECT p.available_at FROM rowlock.batch_partitions p
+         WHERE p.execution_id = e.execution_id AND p.status = 'PENDING' AND p.ready AND p.alone
+         ORDER BY p.id LIMIT 1)) AS since) line
+    WHERE e.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')
+), work AS (
+    SELECT w.pool,
+           count(*) FILTER (WHERE w.status = 'REQUESTED') AS requested,
+           count(*) FILTER (WHERE w.status = 'PLANNING') AS planning,
+           count(*) FILTER (WHERE w.status = 'RUNNING') AS running,
+           count(*) FILTER (WHERE w.status = 'CLOSING') AS closing,
+           count(*) FILTER (WHERE w.status = 'FINISHING') AS finishing,
+           bool_and(w.suspended) AS paused,
+           sum(w.claimed) AS claimed,
+           sum(w.delayed) FILTER (WHERE w.status = 'RUNNING') AS delayed,
+           sum(w.ready) FILTER (WHERE w.status = 'RUNNING' AND w.suspended) AS suspended,
+           -- Counters lag behind the rows by what is being written: nothing waits where no row does.
+           sum(greatest(w.ready, 1)) FILTER (
+               WHERE w.status = 'RUNNING' AND NOT w.suspended AND w.since IS NOT NULL) AS pending,
+           extract(epoch FROM rowlock.now() - min(w.since) FILTER (
+               WHERE w.status = 'RUNNING' AND NOT w.suspended)) AS waited
+    FROM waiting w GROUP BY w.pool
+), crew AS (
+    -- Nodes without slots drive executions and claim nothing; they may be lost like the others.
+    SELECT n.pool,
+           count(*) FILTER (WHERE n.status = 'ACTIVE' AND n.slots > 0) AS active,
+           count(*) FILTER (WHERE n.status = 'UNREACHABLE' AND n.slots > 0) AS unreachable,
+           count(*) FILTER (WHERE n.draining AND n.slots > 0) AS draining,
+           sum(n.slots) FILTER (WHERE n.status = 'ACTIVE' AND NOT n.draining) AS slots,
+           max(extract(epoch FROM rowlock.now() - n.heartbeat_at)) AS silent
+    FROM rowlock.batch_nodes n WHERE n.status <> 'REMOVED' GROUP BY n.pool
+)
+SELECT pool,
+       coalesce(w.pending, 0)::bigint AS pending, coalesce(w.delayed, 0)::bigint AS delayed,
+       coalesce(w.suspended, 0)::bigint AS suspended, coalesce(w.claimed, 0)::bigint AS claimed,
+       greatest(w.waited, 0)::double precision AS oldest_pending_seconds,
+       coalesce(w.paused, false) AS paused,
+       coalesce(w.requested, 0) AS requested, coalesce(w.planning, 0) AS planning,
+       coalesce(w.running, 0) AS running, coalesce(w.closing, 0) AS closing,
+       coalesce(w.finishing, 0) AS finishing,
+       coalesce(c.active, 0) AS nodes_active, coalesce(c.unreachable, 0) AS nodes_unreachable,
+       coalesce(c.draining, 0) AS nodes_draining, coalesce(c.slots, 0) AS slots,
+       greatest(c.silent, 0)::double precision AS silent_seconds
+FROM work w FULL JOIN crew c USING (pool);
+
+CREATE VIEW rowlock.endings AS
+SELECT e.execution_id, e.pool, e.job_name, e.status, e.ended_at
+FROM rowlock.batch_job_coordination e WHERE e.ended_at IS NOT NULL;
+
+-- Views are readable by everybody who has a role here; now() stands in three of them.
+GRANT SELECT ON rowlock.nodes, rowlock.executions, rowlock.partitions, rowlock.events, rowlock.jobs, rowlock.starts,
+                rowlock.pools, rowlock.endings
     TO rowlock_node, rowlock_operator, rowlock_admin, rowlock_reader;
 GRANT EXECUTE ON FUNCTION rowlock.now() TO rowlock_node, rowlock_operator, rowlock_admin, rowlock_reader;
 
