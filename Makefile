@@ -110,9 +110,11 @@ requirements: .venv/.dev  ## Write what the images install, after a change of uv
 	$(EXPORT) --extra embedded > manifests/demo/requirements.txt
 
 .PHONY: reference
-reference: .venv/.dev  ## Write what follows from manifests/crd/crd.yaml and the chart's values
+reference: .venv/.dev  ## Write what follows from manifests/crd/crd.yaml, the chart's values and the metrics
 	$(BIN)/python manifests/crd/document.py > docs/batchjob.md
 	$(BIN)/python charts/document.py
+	$(BIN)/python -m charts.catalogue
+	$(BIN)/python -m charts.dashboards
 
 .PHONY: bench
 bench: .venv/.dev  ## Measure; ratios within one run, never a gate

@@ -244,6 +244,10 @@ class Exporter(Collector):
             return None
         return reading
 
+    def read_as(self, reading: Reading) -> None:
+        """Export this, as if it had been read."""
+        self._reading = reading
+
     # -- exporting -----------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:

@@ -175,7 +175,7 @@ def test_the_number_of_series_has_a_bound_and_the_rest_is_summed() -> None:
         Ending(pool=f"pool-{n % 1000}", job_name=f"job-{n}", status="FAILED", number=1)
         for n in range(5000)
     ]
-    exporter._reading = Reading(pools=pools, endings=endings)
+    exporter.read_as(Reading(pools=pools, endings=endings))
 
     found = series(exporter)
 

@@ -10,7 +10,14 @@ from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import choose_encoder
 
 import rowlock
@@ -40,6 +47,8 @@ class NodeMetrics:
 
         :param jobs: the jobs that this node has registered.
         """
+        # A second series for each counter, that says when it began; Prometheus knows without.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
         self._pool = pool
         self._jobs: set[str] = set()
         self._ends: dict[tuple[str, str], tuple[Counter, Histogram]] = {}

@@ -1,0 +1,76 @@
+"""What is exported: documented, bounded, there from the start."""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+from charts import catalogue
+from prometheus_client import generate_latest
+
+from rowlock.runtime.metrics import JOB_NAMES_MAX, OUTCOMES, NodeMetrics
+
+
+def page(metrics: NodeMetrics, accept: str = "") -> str:
+    return metrics.render(accept)[0].decode()
+
+
+def test_the_document_is_what_the_registries_say() -> None:
+    assert catalogue.PAGE.read_text() == catalogue.rendered(), "make reference brings it up to date"
+
+
+def test_names_follow_the_conventions() -> None:
+    for family in catalogue.families():
+        assert re.fullmatch(r"rowlock(_[a-z]+)+", family.name)
+        assert family.text.endswith(".")
+        if family.kind == "histogram":
+            assert family.name.endswith("_seconds")
+
+
+def test_no_metric_has_two_meanings() -> None:
+    seen: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for family in catalogue.families():
+        assert seen.setdefault(family.name, (family.kind, family.labels)) == (
+            family.kind,
+            family.labels,
+        )
+
+
+def test_what_an_alert_looks_at_is_there_before_it_happens() -> None:
+    text = page(NodeMetrics("default", ["job"]))
+
+    for outcome in OUTCOMES:
+        assert f'rowlock_partition_outcomes_total{{job_name="job",outcome="{outcome}"' in text
+    assert 'rowlock_partitions_lost_total{delivery="at_most_once",pool="default"} 0.0' in text
+    assert 'rowlock_nodes_removed_total{pool="default",reason="silence"} 0.0' in text
+
+
+def test_the_number_of_series_has_a_bound() -> None:
+    metrics = NodeMetrics("default")
+    for number in range(10 * JOB_NAMES_MAX):
+        metrics.ended(f"job-{number}", "completed", 1.0)
+        metrics.claimed(f"job-{number}", 1.0)
+
+    names = set(re.findall(r'job_name="([^"]+)"', page(metrics)))
+    assert len(names) == JOB_NAMES_MAX + 1
+    assert "other" in names
+    more = page(metrics).count("\n")
+    metrics.ended("yet another", "completed", 1.0)
+    assert page(metrics).count("\n") == more
+
+
+def test_a_slow_attempt_says_which_one_it_was_to_who_asks_for_openmetrics() -> None:
+    metrics = NodeMetrics("default")
+    execution = uuid4()
+    metrics.ended("job", "completed", 0.001, execution=uuid4(), partition=1)
+    metrics.ended("job", "completed", 2.0, execution=execution, partition=7)
+
+    plain, open_ = page(metrics), page(metrics, "application/openmetrics-text; version=1.0.0")
+
+    assert str(execution) not in plain
+    (line,) = [line for line in open_.splitlines() if "execution_id" in line]
+    assert f'# {{execution_id="{execution}",partition_id="7"}} 2.0' in line
+
+
+def test_no_second_series_says_when_a_counter_began() -> None:
+    assert "_created" not in generate_latest(NodeMetrics("default", ["job"]).registry).decode()
