@@ -31,6 +31,10 @@ ifdef PIP_CERT
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
+# Prometheus and promtool, if they are not on PATH: Debian's package, unpacked and not installed, because
+# an installed one runs as a service.
+PROMETHEUS := $(if $(shell command -v promtool && command -v prometheus),,.tools/prometheus/usr/bin/promtool)
+
 .PHONY: help
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,11 +53,15 @@ demo-check: .venv/.demo  ## Run the fast demo RUNS times (20); each must end wit
 .PHONY: test
 test: lint types  ## Check style, types and layers, then run the tests with coverage
 	$(BIN)/coverage erase
-	$(BIN)/python -m pytest --cov --cov-report=term --ignore=tests/faults $(ARGS)
+	$(BIN)/python -m pytest --cov --cov-report=term --ignore=tests/faults --ignore=tests/observability $(ARGS)
 
 .PHONY: faults
 faults: .venv/.dev  ## Kill, freeze and cut off real nodes and databases: nothing lost, nothing doubled
 	$(BIN)/python -m pytest tests/faults $(ARGS)
+
+.PHONY: observability
+observability: .venv/.dev $(PROMETHEUS)  ## Scrape real nodes through faults: every panel, every alert
+	$(BIN)/python -m pytest tests/observability $(ARGS)
 
 # The cluster of `make cluster`: a folder with the programs up, exec, image and fault, which run one
 # on this machine; without BED it is the one that KUBECONFIG names, which has the images already
@@ -137,6 +145,13 @@ clean:  ## Take away everything that make and the tools have left here
 .venv/.dev: pyproject.toml uv.lock | $(UV)
 	$(UV) sync --quiet --frozen --python "$(PYTHON)"
 	@touch $@ .venv/.demo
+
+.tools/prometheus/usr/bin/promtool:
+	@command -v apt-get >/dev/null || { echo 'no prometheus and promtool on PATH: install them' >&2; exit 1; }
+	@mkdir -p .tools/prometheus
+	@cd .tools/prometheus && { apt-get download -qq prometheus 2>/dev/null \
+		|| { apt-get update -qq && apt-get download -qq prometheus; }; }
+	@cd .tools/prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
 
 .tools/bin/uv:
 	@test -n "$(PYTHON)" || { echo 'no Python 3.11 or newer found: install one' \

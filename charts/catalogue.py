@@ -91,6 +91,7 @@ def _an_exporter() -> Exporter:
                     pending=1,
                     delayed=0,
                     suspended=0,
+                    limited=0,
                     claimed=0,
                     oldest_pending_seconds=0,
                     paused=False,

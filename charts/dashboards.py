@@ -254,7 +254,8 @@ QUEUES: Final = Page(
             panels=[
                 Panel(
                     title="Queue size by pool and state",
-                    text="pending: could be claimed now. delayed: a retry that is not due. suspended:"
+                    text="pending: could be claimed now. delayed: a retry that is not due. limited: its"
+                    " execution runs as many as it may. suspended:"
                     " somebody stopped its execution. claimed: a node holds it.",
                     queries=[
                         (

@@ -40,7 +40,7 @@ STUCK_SECONDS: Final = 10.0
 POOLS_MAX: Final = 100
 JOB_NAMES_MAX: Final = 200
 
-_STATES: Final = ("pending", "delayed", "suspended", "claimed")
+_STATES: Final = ("pending", "delayed", "limited", "suspended", "claimed")
 _LIVE: Final = ("requested", "planning", "running", "closing", "finishing")
 _READINGS: Final = ("pools", "endings", "server")
 
@@ -288,7 +288,8 @@ class Exporter(Collector):
         yield _gauge(
             "rowlock_queue_partitions",
             "Partitions of live executions: pending (may be claimed now), delayed (until a retry is"
-            " due; at most 10,000 of an execution are counted), suspended or claimed.",
+            " due; at most 10,000 of an execution are counted), limited (its execution has as many"
+            " claims as it may have), suspended or claimed.",
             ["pool", "state"],
             add({state: attrgetter(state) for state in _STATES}),
         )

@@ -47,6 +47,22 @@ def test_partitions_are_counted_by_what_may_happen_to_them(scene: Scene) -> None
     assert not seen(scene).paused
 
 
+def test_what_waits_for_the_limit_of_its_execution_waits_for_no_node(scene: Scene) -> None:
+    run = scene.an_execution(5)
+    node = scene.a_node(slots=4)
+    assert scene.store.set_limits(run.id, {"parallelism": 2}, "test", None) == "changed"
+    assert states(seen(scene)) == (5, 0, 0, 0)
+
+    claims = scene.claim(node, slots=4)
+
+    pool = seen(scene)
+    assert (states(pool), pool.limited) == ((0, 0, 0, 2), 3)
+    assert pool.oldest_pending_seconds == 0
+    scene.complete(node, claims[0])
+    pool = seen(scene)
+    assert (states(pool), pool.limited) == ((3, 0, 0, 1), 0)
+
+
 def test_what_is_cancelled_waits_for_nobody(scene: Scene) -> None:
     run = scene.an_execution(3)
     node = scene.a_node()

@@ -153,7 +153,16 @@ def test_its_statements_are_bounded_and_cannot_write(database: Database) -> None
 def a_pool(name: str, pending: int = 1) -> Pool:
     numbers = dict.fromkeys(
         (
-            *("delayed", "suspended", "claimed", "requested", "planning", "running", "closing"),
+            *(
+                "limited",
+                "delayed",
+                "suspended",
+                "claimed",
+                "requested",
+                "planning",
+                "running",
+                "closing",
+            ),
             *("finishing", "nodes_active", "nodes_unreachable", "nodes_draining", "slots"),
         ),
         0,

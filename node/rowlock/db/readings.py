@@ -29,6 +29,7 @@ class Pool:
     pending: int
     delayed: int
     suspended: int
+    limited: int
     claimed: int
     oldest_pending_seconds: float
     paused: bool
@@ -72,7 +73,7 @@ class Server:
 
 
 _POOLS: Final[LiteralString] = """
-SELECT pool, pending, delayed, suspended, claimed, oldest_pending_seconds, paused, requested, planning,
+SELECT pool, pending, delayed, suspended, limited, claimed, oldest_pending_seconds, paused, requested, planning,
        running, closing, finishing, nodes_active, nodes_unreachable, nodes_draining, slots, silent_seconds
 FROM rowlock.pools ORDER BY pool LIMIT %s
 """

@@ -69,8 +69,10 @@ FROM rowlock.batch_starts s;
 CREATE VIEW rowlock.pools AS
 WITH waiting AS MATERIALIZED (
     SELECT e.pool, e.status, e.suspended, held.claimed, delayed.number AS delayed, line.since,
+           held.claimed >= coalesce(l.parallelism, held.claimed + 1) AS limited,
            greatest(e.total - e.carried - c.ended - held.claimed - delayed.number, 0) AS ready
     FROM rowlock.batch_job_coordination e
+    LEFT JOIN rowlock.batch_limits l ON l.execution_id = e.execution_id
     CROSS JOIN LATERAL (
         SELECT coalesce(sum(c.completed + c.failed + c.cancelled), 0)::bigint AS ended
         FROM rowlock.batch_counts c WHERE c.execution_id = e.execution_id) c
@@ -104,11 +106,12 @@ WITH waiting AS MATERIALIZED (
            sum(w.claimed) AS claimed,
            sum(w.delayed) FILTER (WHERE w.status = 'RUNNING') AS delayed,
            sum(w.ready) FILTER (WHERE w.status = 'RUNNING' AND w.suspended) AS suspended,
+           sum(w.ready) FILTER (WHERE w.status = 'RUNNING' AND NOT w.suspended AND w.limited) AS limited,
            -- Counters lag behind the rows by what is being written: nothing waits where no row does.
            sum(greatest(w.ready, 1)) FILTER (
-               WHERE w.status = 'RUNNING' AND NOT w.suspended AND w.since IS NOT NULL) AS pending,
+               WHERE w.status = 'RUNNING' AND NOT w.suspended AND NOT w.limited AND w.since IS NOT NULL) AS pending,
            extract(epoch FROM rowlock.now() - min(w.since) FILTER (
-               WHERE w.status = 'RUNNING' AND NOT w.suspended)) AS waited
+               WHERE w.status = 'RUNNING' AND NOT w.suspended AND NOT w.limited)) AS waited
     FROM waiting w GROUP BY w.pool
 ), crew AS (
     -- Nodes without slots drive executions and claim nothing; they may be lost like the others.
@@ -122,7 +125,8 @@ WITH waiting AS MATERIALIZED (
 )
 SELECT pool,
        coalesce(w.pending, 0)::bigint AS pending, coalesce(w.delayed, 0)::bigint AS delayed,
-       coalesce(w.suspended, 0)::bigint AS suspended, coalesce(w.claimed, 0)::bigint AS claimed,
+       coalesce(w.suspended, 0)::bigint AS suspended, coalesce(w.limited, 0)::bigint AS limited,
+       coalesce(w.claimed, 0)::bigint AS claimed,
        greatest(w.waited, 0)::double precision AS oldest_pending_seconds,
        coalesce(w.paused, false) AS paused,
        coalesce(w.requested, 0) AS requested, coalesce(w.planning, 0) AS planning,
