@@ -955,6 +955,15 @@ def a_pass_over_new_limits_meets_a_claim(scene: Scene) -> None:
         assert scene.claim(node, slots=3) == []
 
 
+def a_limit_is_set_between_look_and_lock(scene: Scene) -> None:
+    run, node = scene.an_execution(5), scene.a_node()
+    with stopped_inside(
+        scene, "claim", lambda s: s.claim(node, slots=4, prefetch=0, idle=False, seed=1)
+    ) as go_on:
+        assert scene.store.set_limits(run.id, {"parallelism": 1}, "test", None) == "changed"
+        assert len(go_on()) == 1
+
+
 def a_completed_execution_is_abandoned(scene: Scene) -> None:
     run = scene.an_execution(0)
     scene.advance(run)
@@ -1287,6 +1296,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "claim: a suspended execution gives nothing": Mutant(
         old="NOT e.suspended", new="true", scenario=a_suspended_execution_is_claimed
+    ),
+    "claim: also a limit set since the look": Mutant(
+        old="l.execution_id = ANY (v_exec)",
+        new="false",
+        scenario=a_limit_is_set_between_look_and_lock,
     ),
     "claim: claims of a limited execution take turns": Mutant(
         old="FOR UPDATE", new="", scenario=two_claims_meet_at_a_limit

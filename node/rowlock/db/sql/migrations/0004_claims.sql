@@ -32,7 +32,6 @@ DECLARE
     v_exec uuid[];
     v_share integer[];
     v_delivery text[];
-    v_limited boolean;
     v_held uuid[];  -- executions whose limits this claim has locked
     v_ids bigint[];
     v_first integer;
@@ -75,13 +74,12 @@ BEGIN
         -- stalls nobody, and no claim commits after it. Those at their limit take nobody's share.
         SELECT array_agg(y.execution_id ORDER BY y.priority DESC, y.kind, y.h),
                array_agg(y.share ORDER BY y.priority DESC, y.kind, y.h),
-               array_agg(y.delivery ORDER BY y.priority DESC, y.kind, y.h),
-               bool_or(y.room IS NOT NULL)
-        INTO v_exec, v_share, v_delivery, v_limited
+               array_agg(y.delivery ORDER BY y.priority DESC, y.kind, y.h)
+        INTO v_exec, v_share, v_delivery
         FROM (
-            SELECT e.execution_id, x.priority, x.kind, x.h, x.share, x.room, e.delivery FROM (
+            SELECT e.execution_id, x.priority, x.kind, x.h, x.share, e.delivery FROM (
                 SELECT e.execution_id, e.priority, hashtextextended(e.delivery, p_seed) AS kind,
-                       hashint8extended(e.exec_no, p_seed) AS h, r.room,
+                       hashint8extended(e.exec_no, p_seed) AS h,
                        ceil(v_want::numeric / count(*) OVER (PARTITION BY e.priority, e.delivery))::integer AS share
                 FROM batch_job_coordination e
                 LEFT JOIN LATERAL (
@@ -120,7 +118,11 @@ BEGIN
         IF NOT FOUND THEN
             RETURN;
         END IF;
-        EXIT WHEN NOT v_limited;
+
+        -- A statement of its own behind the locks of the executions: a limit that was settled before those
+        -- were taken is seen, and one that is set later is not settled before this claim has committed.
+        EXIT WHEN NOT EXISTS (
+            SELECT FROM batch_limits l WHERE l.execution_id = ANY (v_exec));  -- guard: also a limit set since the look
 
         -- The limits. Whoever holds a row has the only claim under way in its execution, and the count is a
         -- statement of its own behind the lock: it sees every claim before. Later looks come too late for
