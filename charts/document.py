@@ -56,6 +56,7 @@ _BY_NAME: Final[dict[str, Schema]] = {
     **dict.fromkeys(["activeDeadlineSeconds", "progressDeadlineSeconds"], _ONE_OR_MORE),
     **dict.fromkeys(["syncSeconds", "resyncSeconds", "sweepSeconds", "staleSeconds"], _SECONDS),
     "timeoutSeconds": _SECONDS,
+    "readSeconds": _ONE_OR_MORE,
     "drainSeconds": {"type": "number", "minimum": 0},
     "terminationGracePeriodSeconds": _COUNT,
     "port": _PORT,

@@ -13,8 +13,9 @@ import pytest
 
 from tests.support.postgres import Cluster, Database
 
-# They need a Kubernetes cluster, and `make cluster` says which.
-collect_ignore = [] if "ROWLOCK_CLUSTER_LEVEL" in os.environ else ["cluster"]
+# They need a Kubernetes cluster, and `make cluster` says which; Helm, and `make chart` brings it.
+_NEEDS = {"cluster": "ROWLOCK_CLUSTER_LEVEL", "charts": "ROWLOCK_HELM"}
+collect_ignore = [folder for folder, variable in _NEEDS.items() if variable not in os.environ]
 
 _LOG_START = pytest.StashKey[int]()
 

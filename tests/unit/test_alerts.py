@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from charts import catalogue
 
+from charts import catalogue
 from rowlock.cli.main import parser_of
 from tests.support.promql import selectors
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from charts import catalogue, dashboards
 from charts.dashboards import FOLDER
 
+from charts import catalogue, dashboards
 from tests.support.promql import selectors
 
 FILES = sorted(FOLDER.glob("*.json"))

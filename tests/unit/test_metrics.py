@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from uuid import uuid4
 
-from charts import catalogue
 from prometheus_client import generate_latest
 
+from charts import catalogue
 from rowlock.runtime.metrics import JOB_NAMES_MAX, OUTCOMES, NodeMetrics
 
 
