@@ -308,7 +308,7 @@ class Exporter(Collector):
         )
         yield _gauge(
             "rowlock_nodes",
-            "Nodes with slots, by status.",
+            "Nodes with slots: active, or unreachable (marked so, or silent for half a minute).",
             ["pool", "status"],
             add({status: attrgetter(f"nodes_{status}") for status in ("active", "unreachable")}),
         )

@@ -147,6 +147,19 @@ def test_nodes_are_counted_by_status_and_those_without_slots_are_not(scene: Scen
     assert seen(scene).silent_seconds < 49
 
 
+def test_a_node_that_nobody_was_there_to_mark_is_not_taken_for_active(scene: Scene) -> None:
+    node = scene.a_node()
+    scene.admin.execute(
+        "UPDATE rowlock.batch_nodes SET heartbeat_at = now() - interval '50 s' WHERE node_id = %s",
+        [node],
+    )
+
+    pool = seen(scene)
+
+    assert scene.node(node).status == "ACTIVE"
+    assert (pool.nodes_active, pool.nodes_unreachable, pool.slots) == (0, 1, 0)
+
+
 def test_executions_that_ended_lately_are_counted_by_job_and_status(scene: Scene) -> None:
     scene.store.cancel(scene.an_execution(1).id, "test", None)
     old = scene.an_execution(1).id

@@ -143,19 +143,28 @@ class Member:
     def _is_gone_early(self) -> bool:
         return self.popen.poll() is not None
 
+    @property
+    def http_port(self) -> int:
+        """Where its metrics and probes are; waits until it listens."""
+        return int(self.wait_event("http_listening")["port"])
+
     def metrics(self) -> dict[str, float]:
         """Its metrics, by name with labels as Prometheus writes them."""
-        port = self.wait_event("http_listening")["port"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        url = f"http://127.0.0.1:{self.http_port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
             text = answer.read().decode()
         pairs = re.findall(r"^([a-z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
         return {name: float(value) for name, value in pairs}
 
     def readiness(self) -> tuple[int, str]:
         """What /readyz answers: status and text."""
-        port = self.wait_event("http_listening")["port"]
+        return self.probe("/readyz")
+
+    def probe(self, path: str) -> tuple[int, str]:
+        """What a probe gets: status and text."""
+        url = f"http://127.0.0.1:{self.http_port}{path}"
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=10) as answer:
                 return answer.status, answer.read().decode().strip()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode().strip()
@@ -521,6 +530,14 @@ class Fleet:
             *("--slots", str(slots), "--import", JOBS, "--json", *arguments),
         ]
         member = LaunchProcess(self, name, slots, argv, self._environment(env))
+        self.members.append(member)
+        return member
+
+    def exporter(self, name: str = "exporter") -> Member:
+        """Start an exporter that reads every second."""
+        argv = [sys.executable, "-m", "rowlock", "exporter", "--http", "0", "--every", "1"]
+        env = self._environment({"ROWLOCK_DSN": self.database.dsn_as("rowlock_reader")})
+        member = Member(self, name, 0, argv, env)
         self.members.append(member)
         return member
 

@@ -114,14 +114,19 @@ WITH waiting AS MATERIALIZED (
                WHERE w.status = 'RUNNING' AND NOT w.suspended AND NOT w.limited)) AS waited
     FROM waiting w GROUP BY w.pool
 ), crew AS (
-    -- Nodes without slots drive executions and claim nothing; they may be lost like the others.
+    -- Nodes without slots drive executions and claim nothing; they may be lost like the others. A node that
+    -- has been silent for so long was lost when nobody was left to mark it.
     SELECT n.pool,
-           count(*) FILTER (WHERE n.status = 'ACTIVE' AND n.slots > 0) AS active,
-           count(*) FILTER (WHERE n.status = 'UNREACHABLE' AND n.slots > 0) AS unreachable,
+           count(*) FILTER (WHERE n.slots > 0 AND NOT n.lost) AS active,
+           count(*) FILTER (WHERE n.slots > 0 AND n.lost) AS unreachable,
            count(*) FILTER (WHERE n.draining AND n.slots > 0) AS draining,
-           sum(n.slots) FILTER (WHERE n.status = 'ACTIVE' AND NOT n.draining) AS slots,
-           max(extract(epoch FROM rowlock.now() - n.heartbeat_at)) AS silent
-    FROM rowlock.batch_nodes n WHERE n.status <> 'REMOVED' GROUP BY n.pool
+           sum(n.slots) FILTER (WHERE NOT n.lost AND NOT n.draining) AS slots,
+           max(n.silent) AS silent
+    FROM (SELECT n.pool, n.slots, n.draining, s.silent, n.status = 'UNREACHABLE' OR s.silent > 30 AS lost
+          FROM rowlock.batch_nodes n
+          CROSS JOIN LATERAL (SELECT extract(epoch FROM rowlock.now() - n.heartbeat_at) AS silent) s
+          WHERE n.status <> 'REMOVED') n
+    GROUP BY n.pool
 )
 SELECT pool,
        coalesce(w.pending, 0)::bigint AS pending, coalesce(w.delayed, 0)::bigint AS delayed,

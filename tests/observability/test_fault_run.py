@@ -1,0 +1,328 @@
+"""A real Prometheus scrapes real nodes through a run with faults; then it is asked everything that
+dashboards and alerts ask.
+
+The alerts are ours with shorter times: minutes are seconds, and thresholds are what a test can reach.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, LiteralString
+
+import psycopg
+import pytest
+import yaml
+from charts.dashboards import FOLDER
+
+from rowlock.runtime.health import HealthServer
+from rowlock_operator.metrics import Metrics
+from tests.support.fault_jobs import part, parts, step
+from tests.support.fleet import Fleet, Member, NodeProcess, eventually
+from tests.support.postgres import Cluster
+from tests.support.prometheus import ROOT, Prometheus
+from tests.support.promql import filled
+
+ALERTS: Final = sorted((ROOT / "charts" / "rowlock" / "alerts").glob("*.yaml"))
+THRESHOLDS: Final = {
+    "RowlockQueueOldestPendingTooOld": 4,
+    "RowlockPartitionFailureRatioHigh": 0.1,
+    "RowlockNodeChurn": 0,
+    "RowlockSilentNodeNotRemoved": 20,
+    "RowlockHeartbeatSlow": 0.3,
+    "RowlockReaperNotRunning": 4,
+    "RowlockClockSkew": 5,
+    "RowlockXminHeld": 4,
+    "RowlockOperatorSyncStale": 300,
+}
+AHEAD: Final[LiteralString] = (
+    "CREATE OR REPLACE FUNCTION rowlock.now() RETURNS timestamptz LANGUAGE sql STABLE"
+    " AS $$ SELECT pg_catalog.clock_timestamp() + interval '7 s' $$"
+)
+RIGHT: Final[LiteralString] = AHEAD.replace(" + interval '7 s'", "")
+Json = dict[str, Any]
+"""Of Prometheus and Grafana."""
+
+
+def shortened() -> Json:
+    """Our rules with times that a test can wait for."""
+    groups: list[Json] = []
+    for file in ALERTS:
+        for group in yaml.safe_load(file.read_text())["groups"]:
+            for rule in group["rules"]:
+                shorten(rule)
+            groups.append(group)
+    return {"groups": groups}
+
+
+def shorten(rule: Json) -> None:
+    expr: str = re.sub(r"\[(\d+)m\]", r"[\1s]", rule["expr"])
+    threshold = rule["annotations"].get("threshold")
+    if threshold is not None:
+        new = THRESHOLDS[rule["alert"]]
+        expr, times = re.subn(rf"([<>]=?\s*){re.escape(threshold)}\b", rf"\g<1>{new}", expr)
+        assert times == 1
+    rule["expr"] = expr
+    if "for" in rule:
+        rule["for"] = "1s"
+
+
+class Operator:
+    """The operator's own registry, served as it serves it; what it counts a test says."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self._http = HealthServer(
+            0, render=self.metrics.render, livez=lambda: None, readyz=lambda: None
+        )
+        self.port = self._http.port
+
+    def work(self) -> None:
+        """One look at a BatchJob, with all that may come of it."""
+        metrics = self.metrics
+        metrics.reconcile_seconds.observe(0.02)
+        metrics.jobs_created.labels("created").inc()
+        metrics.status_patches.labels("200").inc()
+        metrics.database_up.set(1)
+        for stamp in (metrics.last_sync, metrics.last_event, metrics.last_list):
+            stamp.set_to_current_time()
+
+    def close(self) -> None:
+        self._http.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What there was, and what watched it."""
+
+    fleet: Fleet
+    prometheus: Prometheus
+    operator: Operator
+    began: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.time() - self.began + 1
+
+    def wait_firing(self, *names: str) -> None:
+        """Wait until these alerts fire."""
+        wanted = {f"Rowlock{name}" for name in names}
+        eventually(
+            lambda: wanted <= self.prometheus.firing(),
+            f"{wanted} fire, not only {self.prometheus.firing()}",
+            seconds=90,
+        )
+
+    def wait_metric(self, expr: str) -> None:
+        """Wait until a query has an answer."""
+        eventually(lambda: self.prometheus.query(expr), expr, seconds=60)
+
+    def watch(self, member: Member) -> None:
+        """Scrape a member from now on."""
+        self.prometheus.scrape(member.name, member.http_port)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Generator[Run]:
+    cluster = Cluster.private()
+    operator = Operator()
+    try:
+        cluster.prepare()
+        with (
+            Prometheus(tmp_path, shortened()) as prometheus,
+            # Unreachable for long enough to be seen.
+            Fleet(cluster.create(), removal_grace_seconds=4) as fleet,
+        ):
+            yield Run(fleet=fleet, prometheus=prometheus, operator=operator, began=time.time())
+    finally:
+        operator.close()
+        cluster.close()
+
+
+@pytest.mark.timeout(280)
+def test_every_panel_and_alert_shows_what_happened(run: Run) -> None:
+    fleet, prometheus = run.fleet, run.prometheus
+    one, two = fleet.node("one", slots=2), fleet.node("two", slots=2)
+    exporter = fleet.exporter()
+    for member in (one, two, exporter):
+        run.watch(member)
+    prometheus.scrape("operator", run.operator.port)
+
+    nothing_fires_while_all_is_well(run)
+    work_fails(run)
+    lost = a_node_is_lost_with_work_that_nobody_may_repeat(run)
+    survivor = two if lost is one else one
+    with old_rows_kept(run):
+        beats_are_slow(run, survivor)
+        clocks_differ(run)
+        run.wait_firing("XminHeld")
+    every_panel_has_data(run)
+    the_database_goes_away_and_nothing_old_is_shown(run, survivor, exporter)
+    the_last_node_is_lost_with_work_that_waits(run, survivor)
+    nobody_watches_any_more(run, exporter)
+    every_alert_has_fired(run)
+
+
+def nothing_fires_while_all_is_well(run: Run) -> None:
+    run.operator.work()
+    execution = run.fleet.request(parts=parts(60, step("sleep", 0.15)))
+    run.fleet.wait(execution)
+    run.operator.work()
+    run.wait_metric('rowlock_executions_ended{status="completed"} > 0')
+    run.wait_metric(
+        'sum(rowlock_partition_outcomes_total{namespace="batch",outcome="completed"}) >= 60'
+    )
+    # Exactly one logical source: not multiplied by the number of nodes.
+    assert run.prometheus.value('sum(rowlock_nodes{status="active"})') == 2
+    fired = run.prometheus.history('ALERTS{alertstate="firing"}', seconds=run.seconds)
+    names = {one["metric"]["alertname"] for one in fired}
+    # Before the first scrape of each there was nothing to be seen.
+    assert names <= {"RowlockOperatorDown", "RowlockExporterDown"}, names
+    eventually(lambda: not run.prometheus.firing(), "nothing fires any more")
+
+
+def work_fails(run: Run) -> None:
+    run.operator.work()
+    failing = run.fleet.request(
+        parts=parts(40, step("error", "it broke"), prefix="bad"), max_attempts=1
+    )
+    retried = run.fleet.request(
+        parts=parts(10, step("error", "once", attempts=[1]), prefix="again")
+    )
+    late = run.fleet.request(parts=[part("late", step("sleep", 30))], timeout_seconds=0.3)
+    run.fleet.wait(failing, "FAILED")
+    run.fleet.wait(retried)
+    run.fleet.wait(late, "FAILED")
+    run.wait_firing("JobFailed", "PartitionFailureRatioHigh")
+    for outcome in ("failed", "retried", "timeout"):
+        run.wait_metric(f'sum(rowlock_partition_outcomes_total{{outcome="{outcome}"}}) > 0')
+
+
+def a_node_is_lost_with_work_that_nobody_may_repeat(run: Run) -> NodeProcess:
+    fleet = run.fleet
+    execution = fleet.request("fault.once", parts=[part("once", step("wait", fleet.path("never")))])
+    name = fleet.wait_started("once").node
+    (lost,) = [one for one in fleet.members if isinstance(one, NodeProcess) and one.name == name]
+    lost.crash()
+    run.prometheus.forget(name)
+    run.wait_firing("NodeUnreachable")
+    fleet.wait(execution, "FAILED")
+    run.wait_firing("NodeChurn", "NonTransferableLost")
+    return lost
+
+
+@contextmanager
+def old_rows_kept(run: Run) -> Generator[None]:
+    """A report that somebody forgot."""
+    with psycopg.connect(run.fleet.database.dsn) as forgotten:
+        forgotten.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        forgotten.execute("SELECT 1")
+        yield
+        forgotten.rollback()
+
+
+def beats_are_slow(run: Run, node: NodeProcess) -> None:
+    """The server process of its beats stands still for a moment, again and again."""
+    pid = int(
+        run.fleet.value(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = %s",
+            f"rowlock beat {node.name}",
+        )
+    )
+
+    def fires() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(0.7)  # what the fault is
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        return "RowlockHeartbeatSlow" in run.prometheus.firing()
+
+    eventually(fires, "RowlockHeartbeatSlow fires")
+
+
+def clocks_differ(run: Run) -> None:
+    with run.fleet.database.connect() as db:
+        db.execute(AHEAD)
+        run.wait_firing("ClockSkew")
+        db.execute(RIGHT)
+
+
+def every_panel_has_data(run: Run) -> None:
+    empty: list[str] = []
+    for file in sorted(FOLDER.glob("*.json")):
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel.get("targets", ()):
+                expr = filled(target["expr"], "10s").replace("[1h]", "[1m]")
+                if not has_numbers(run.prometheus.history(expr, seconds=run.seconds)):
+                    empty.append(f"{file.stem}: {panel['title']}: {expr}")
+    assert empty == []
+
+
+def has_numbers(series: list[Json]) -> bool:
+    return any(math.isfinite(float(value)) for one in series for _, value in one["values"])
+
+
+def the_database_goes_away_and_nothing_old_is_shown(
+    run: Run, node: NodeProcess, exporter: Member
+) -> None:
+    server, prometheus = run.fleet.database.server, run.prometheus
+    fleet = run.fleet
+    waiting = fleet.request(parts=parts(3, step("wait", fleet.path("go")), prefix="calm"))
+    run.wait_metric('rowlock_queue_partitions{state="claimed"} > 0')
+    server.down("immediate")
+    try:
+        run.wait_firing("DatabaseDown", "ReaperNotRunning")
+        assert prometheus.query("rowlock_queue_partitions") == []
+        assert prometheus.query("rowlock_nodes") == []
+        down = {one["component"] for one, _ in prometheus.query("rowlock_database_up == 0")}
+        assert down == {"node", "exporter"}
+        for member in (node, exporter):
+            assert member.probe("/livez")[0] == 200
+            assert member.probe("/readyz")[0] == 503
+            assert member.popen.poll() is None
+    finally:
+        server.up()
+    run.wait_metric("rowlock_queue_partitions")
+    fleet.open("go")
+    fleet.wait(waiting)
+    eventually(lambda: "RowlockDatabaseDown" not in prometheus.firing(), "it is over")
+
+
+def the_last_node_is_lost_with_work_that_waits(run: Run, node: NodeProcess) -> None:
+    fleet = run.fleet
+    fleet.request(parts=parts(6, step("wait", fleet.path("never")), prefix="left"))
+    run.wait_metric('rowlock_queue_partitions{state="pending"} > 0')
+    node.crash()
+    run.prometheus.forget(node.name)
+    run.wait_firing(
+        "QueueStalled", "QueueOldestPendingTooOld", "SilentNodeNotRemoved", "NoLiveNodes"
+    )
+
+
+def nobody_watches_any_more(run: Run, exporter: Member) -> None:
+    run.operator.metrics.last_sync.set(time.time() - 1000)
+    run.wait_firing("OperatorSyncStale")
+    run.operator.close()
+    run.prometheus.forget("operator")
+    exporter.terminate_and_wait()
+    run.prometheus.forget("exporter")
+    run.wait_firing("OperatorDown", "ExporterDown")
+
+
+def every_alert_has_fired(run: Run) -> None:
+    fired = {
+        one["metric"]["alertname"]
+        for one in run.prometheus.history('ALERTS{alertstate="firing"}', seconds=run.seconds)
+    }
+    ours = {rule["alert"] for group in shortened()["groups"] for rule in group["rules"]}
+    assert fired == ours
