@@ -7,7 +7,7 @@ import promql_parser
 import pytest
 import yaml
 
-from tests.charts.cases import BASE, with_values
+from tests.charts.cases import BASE, Values, with_values
 from tests.support.helm import CHART, Helm, HelmRefused, Object, Rendered
 
 RULES: Final[list[Object]] = [
@@ -25,8 +25,12 @@ DASHBOARDS: Final = sorted((CHART / "dashboards").glob("*.json"))
 
 def rendered(helm: Helm, **values: Any) -> dict[str, Object]:
     """The alerts of the chart by name."""
-    rules = {"enabled": True, **values}
-    chart = Rendered(helm.render(with_values(BASE, metrics={"prometheusRule": rules})))
+    return alerts_of(helm, with_values(BASE, metrics={"prometheusRule": values}))
+
+
+def alerts_of(helm: Helm, values: Values) -> dict[str, Object]:
+    rules = with_values(values, metrics={"prometheusRule": {"enabled": True}})
+    chart = Rendered(helm.render(rules))
     groups = chart.one("PrometheusRule")["spec"]["groups"]
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
@@ -45,6 +49,15 @@ def test_alerts_can_be_left_out(helm: Helm) -> None:
     assert rendered(helm).keys() - rendered(helm, disabled=["RowlockNodeChurn"]).keys() == {
         "RowlockNodeChurn"
     }
+
+
+@pytest.mark.parametrize(
+    "component,alert",
+    [("operator", "RowlockOperatorDown"), ("exporter", "RowlockExporterDown")],
+)
+def test_what_is_not_installed_is_not_missed(helm: Helm, component: str, alert: str) -> None:
+    alerts = alerts_of(helm, with_values(BASE, **{component: {"enabled": False}}))
+    assert ALERTS.keys() - alerts.keys() == {alert}
 
 
 def test_alerts_have_other_times_severities_and_labels(helm: Helm) -> None:
