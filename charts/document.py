@@ -39,6 +39,7 @@ _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 _ONE_OR_MORE: Final[Schema] = {"type": "integer", "minimum": 1}
 _SECONDS: Final[Schema] = {"type": "number", "exclusiveMinimum": 0}
 _AMOUNT: Final[Schema] = {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%?$"}
+_WORD: Final[Schema] = {"type": "string", "pattern": r"^[^\s'\\]*$"}
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 
 # By the last name of a value, whatever it belongs to.
@@ -76,6 +77,9 @@ _BY_PATH: Final[dict[str, Schema]] = {
     "database.sslMode": {
         "enum": ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
     },
+    # They stand in a connection string of libpq.
+    "database.host": _WORD,
+    "database.name": _WORD,
     "migrations.mode": {"enum": ["hook", "initContainer"]},
     "rbac.scope": {"enum": ["cluster", "namespace"]},
     "workers.autoscaling.type": {"enum": ["none", "hpa", "keda"]},

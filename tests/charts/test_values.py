@@ -39,6 +39,7 @@ TYPOS: dict[str, Values] = {
     },
     "a password": {"database": {"password": "secret"}},
     "a password of a user": {"database": {"users": {"node": {"password": "secret"}}}},
+    "a host with more than a host": {"database": {"host": "db sslmode=disable"}},
     "a kind of autoscaling": {"workers": {"autoscaling": {"type": "vpa"}}},
     "a way to check certificates": {"database": {"sslMode": "verify"}},
     "a text in place of a number": {"operator": {"replicas": "two"}},

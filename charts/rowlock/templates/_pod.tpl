@@ -31,7 +31,7 @@ migrate     whether it may migrate first
 account     service account, empty for the namespace's default
 token       whether it gets a token of it
 volumes, volumeMounts   further ones, lists
-restartPolicy, readinessProbe, command, instanceLabel: for those that differ
+command, ports, readinessProbe, restartPolicy: of those that differ
 */}}
 {{- define "rowlock.podTemplate" -}}
 {{- $root := .root -}}
