@@ -267,6 +267,7 @@ def database_secret(database: Database) -> Object:
             "owner": database.dsn,
             "node": database.dsn_as("rowlock_node"),
             "operator": database.dsn_as("rowlock_operator"),
+            "reader": database.dsn_as("rowlock_reader"),
         },
     }
 
