@@ -783,6 +783,12 @@ def two_claims_meet_at_a_limit(scene: Scene) -> None:
         assert waits(scene, lambda: scene.claim(node))
 
 
+def a_limit_is_not_settled(scene: Scene) -> None:
+    run = scene.an_execution(5)
+    scene.one(SET_LIMIT, run.id)
+    assert scene.claim(scene.a_node()) == []
+
+
 def more_is_wanted_than_the_limit(scene: Scene) -> None:
     limited(scene, 3)
     assert len(scene.claim(scene.a_node(), slots=8)) == 3
@@ -1302,6 +1308,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         new="false",
         scenario=a_limit_is_set_between_look_and_lock,
     ),
+    "claim: a limit is settled before anything is claimed": Mutant(
+        old="e.execution_id <> ALL (v_unsettled)", new="true", scenario=a_limit_is_not_settled
+    ),
     "claim: claims of a limited execution take turns": Mutant(
         old="FOR UPDATE", new="", scenario=two_claims_meet_at_a_limit
     ),
@@ -1309,7 +1318,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         old="least(x.share, r.room)", new="x.share", scenario=more_is_wanted_than_the_limit
     ),
     "claim: nothing from an execution at its limit": Mutant(
-        old="r.room > 0", new="true", scenario=the_last_place_goes_to_another
+        old="coalesce(r.room, 1) > 0", new="true", scenario=the_last_place_goes_to_another
     ),
     "request_execution: of launchers that restart an instance one wins": Mutant(
         old="FOR UPDATE", new="", scenario=two_launchers_restart

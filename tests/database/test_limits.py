@@ -200,7 +200,7 @@ class Crew:
         if row is not None:
             limit, settled, running = row
             # Unsettled: this claim began before anybody had set a limit.
-            if settled and running > limit:
+            if settled and limit is not None and running > limit:
                 self.exceeded.append((running, limit))
 
     def sample(self) -> None:

@@ -95,6 +95,7 @@ CREATE TABLE batch_job_coordination (
         'REQUESTED', 'PLANNING', 'RUNNING', 'CLOSING', 'FINISHING',
         'COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')),
     suspended        boolean NOT NULL DEFAULT false,  -- nothing of it is claimed; what runs goes on
+    limited          boolean NOT NULL DEFAULT false,  -- claims must look at its row in batch_limits
     cancel_requested boolean NOT NULL DEFAULT false,
     -- No new claims: an early end is on its way. Written by a transaction of its own before the one
     -- that locks the row, which would starve behind claims that overlap (tried: 8 claimers, commits
@@ -138,13 +139,14 @@ CREATE INDEX batch_executions_by_deadline ON batch_job_coordination (deadline_at
     WHERE deadline_at IS NOT NULL AND ended_at IS NULL AND status <> 'CLOSING';
 CREATE INDEX batch_executions_by_end ON batch_job_coordination (ended_at) WHERE ended_at IS NOT NULL;
 
--- At most so many claims of an execution at a time. Only limited executions have a row; the claim that
--- takes from one locks it, and counts.
+-- At most so many claims of an execution at a time. Only executions that were ever limited have a row; the
+-- claim that takes from one locks it, and counts.
 CREATE TABLE batch_limits (
     execution_id uuid PRIMARY KEY,
-    parallelism  integer NOT NULL CHECK (parallelism >= 1),
-    settled      boolean NOT NULL DEFAULT true  -- false: claims that know nothing of it may be under way
+    parallelism  integer CHECK (parallelism >= 1),  -- NULL: no limit any more
+    settled      boolean NOT NULL DEFAULT true      -- false: claims that know nothing of it may be under way
 ) WITH (fillfactor = 50);
+CREATE INDEX batch_limits_unsettled ON batch_limits (execution_id) WHERE NOT settled;
 
 CREATE FUNCTION rowlock._next_revision() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

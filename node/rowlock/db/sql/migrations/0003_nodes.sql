@@ -47,11 +47,11 @@ AS $$ SELECT coalesce(p_jobs -> p_job ? p_hash, false) $$;
 CREATE FUNCTION rowlock._room(p_execution uuid) RETURNS integer
 LANGUAGE sql STABLE
 AS $$
-    SELECT CASE WHEN l.settled THEN l.parallelism - (
+    SELECT CASE WHEN NOT l.settled THEN 0 ELSE l.parallelism - (
         SELECT count(*) FROM (
             SELECT FROM rowlock.batch_partitions p
             WHERE p.execution_id = l.execution_id AND p.status = 'CLAIMED'
-            LIMIT l.parallelism) c)::integer ELSE 0 END
+            LIMIT l.parallelism) c)::integer END
     FROM rowlock.batch_limits l WHERE l.execution_id = p_execution
 $$;
 
@@ -102,7 +102,7 @@ BEGIN
             WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping AND NOT e.suspended
               AND (v_only IS NULL OR e.execution_id = v_only)
               AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
-              AND coalesce(rowlock._room(e.execution_id), 1) > 0
+              AND (NOT e.limited OR coalesce(rowlock._room(e.execution_id), 1) > 0)
               AND ((SELECT p.id FROM batch_partitions p
                     WHERE p.execution_id = e.execution_id
                       AND p.status = 'PENDING' AND p.ready AND NOT p.alone

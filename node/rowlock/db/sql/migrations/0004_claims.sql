@@ -32,6 +32,7 @@ DECLARE
     v_exec uuid[];
     v_share integer[];
     v_delivery text[];
+    v_unsettled uuid[];  -- executions that have got a limit just now
     v_held uuid[];  -- executions whose limits this claim has locked
     v_ids bigint[];
     v_first integer;
@@ -59,7 +60,7 @@ BEGIN
         WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping AND NOT e.suspended
           AND (v_only IS NULL OR e.execution_id = v_only)
           AND rowlock._accepts(v_jobs, e.job_name, e.contract_hash)
-          AND coalesce(rowlock._room(e.execution_id), 1) > 0);
+          AND (NOT e.limited OR coalesce(rowlock._room(e.execution_id), 1) > 0));
     IF v_alone AND (NOT p_idle OR p_slots < 1) THEN  -- guard: a suspect runs alone
         RETURN;
     END IF;
@@ -69,6 +70,7 @@ BEGIN
 
     -- A second look only where others were quicker and took the last places of limited executions.
     FOR v_look IN 1..3 LOOP
+        v_unsettled := ARRAY(SELECT l.execution_id FROM batch_limits l WHERE NOT l.settled);
         -- 1. The executions: by priority, inside one first by kind of delivery (one claim serves one kind)
         -- and then in an order, both drawn from the seed; each with its share. SKIP LOCKED: a long cancel
         -- stalls nobody, and no claim commits after it. Those at their limit take nobody's share.
@@ -82,9 +84,6 @@ BEGIN
                        hashint8extended(e.exec_no, p_seed) AS h,
                        ceil(v_want::numeric / count(*) OVER (PARTITION BY e.priority, e.delivery))::integer AS share
                 FROM batch_job_coordination e
-                LEFT JOIN LATERAL (
-                    SELECT rowlock._room(l.execution_id) AS room
-                    FROM batch_limits l WHERE l.execution_id = e.execution_id) r ON true
                 WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping
                   AND NOT e.suspended  -- guard: a suspended execution gives nothing
                   AND (v_only IS NULL OR e.execution_id = v_only)
@@ -97,7 +96,8 @@ BEGIN
                               AND p.status = 'PENDING' AND p.ready AND NOT p.alone
                             ORDER BY p.weight DESC, p.id LIMIT 1)
                       END IS NOT NULL
-                  AND coalesce(r.room, 1) > 0
+                  AND (NOT e.limited OR coalesce(rowlock._room(e.execution_id), 1) > 0)
+                  AND e.execution_id <> ALL (v_unsettled)  -- guard: a limit is settled before anything is claimed
                 ORDER BY e.priority DESC, kind, h
                 LIMIT v_want) x
             JOIN batch_job_coordination e USING (execution_id)
@@ -142,10 +142,10 @@ BEGIN
         INTO v_exec, v_share, v_delivery
         FROM unnest(v_exec, v_share, v_delivery) WITH ORDINALITY AS x (id, share, delivery, o)
         LEFT JOIN LATERAL (
-            SELECT rowlock._room(l.execution_id) AS room
+            SELECT true AS there, rowlock._room(l.execution_id) AS room
             FROM batch_limits l WHERE l.execution_id = x.id) r ON true
-        WHERE r.room IS NULL
-           OR (x.id = ANY (v_held) AND r.room > 0);  -- guard: nothing from an execution at its limit
+        WHERE r.there IS NULL
+           OR (x.id = ANY (v_held) AND coalesce(r.room, 1) > 0);  -- guard: nothing from an execution at its limit
         EXIT WHEN v_exec IS NOT NULL;
     END LOOP;
 

@@ -49,13 +49,13 @@ AS $$
 BEGIN
     INSERT INTO batch_job_coordination
         (execution_id, job_name, contract_hash, policy, delivery, instance_key, launch_key, parameters, pool,
-         priority, status, suspended, step, total, first_id, last_id, restart_of, carried, requester,
+         priority, status, suspended, limited, step, total, first_id, last_id, restart_of, carried, requester,
          deletion_policy, deadline_at, adopt_after, requested_at, started_at)
     VALUES
         (p_new.execution_id, p_new.job_name, p_new.contract_hash, p_new.policy, p_new.delivery,
          p_new.instance_key, p_new.launch_key, p_new.parameters, p_new.pool, p_new.priority,
-         coalesce(p_new.status, 'REQUESTED'), p_new.suspended, p_new.step, p_new.total, p_new.first_id,
-         p_new.last_id, p_new.restart_of, coalesce(p_new.carried, 0), p_new.requester,
+         coalesce(p_new.status, 'REQUESTED'), p_new.suspended, p_parallelism IS NOT NULL, p_new.step,
+         p_new.total, p_new.first_id, p_new.last_id, p_new.restart_of, coalesce(p_new.carried, 0), p_new.requester,
          p_new.deletion_policy, p_new.deadline_at, p_new.adopt_after, p_new.requested_at, p_new.started_at);
     IF p_parallelism IS NOT NULL THEN
         INSERT INTO batch_limits (execution_id, parallelism) VALUES (p_new.execution_id, p_parallelism);
@@ -237,12 +237,22 @@ CREATE FUNCTION rowlock.resume(p_execution uuid, p_actor text, p_reason text) RE
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$ SELECT rowlock._set_suspended(p_execution, false, p_actor, p_reason) $$;
 
+-- From now on the limit is counted. The caller holds the execution FOR UPDATE: nothing of it is being claimed, and
+-- whoever claims afterwards sees the limit.
+CREATE FUNCTION rowlock._settle_limit(p_execution uuid) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    UPDATE batch_limits l SET settled = true WHERE l.execution_id = p_execution;
+    UPDATE batch_job_coordination e SET limited = true
+    WHERE e.execution_id = p_execution AND e.ended_at IS NULL;
+$$;
+
 -- Change limits of an execution: priority, parallelism (null: none), deadline_seconds (from its request; null:
 -- none), deletion_policy. Answers 'changed', 'same', 'unknown', or the terminal status in lower case.
 --
--- A parallelism where there was none is written unsettled first: claims that are under way know nothing of it
--- and could not be counted. Until they are over (the same call again, or the next pass of expire, waits
--- for them) the execution has no room; without that, the wait would starve behind claims that overlap.
+-- The first parallelism of an execution that runs is written unsettled: claims that are under way know nothing of
+-- it and could not be counted. Until they are over (the same call again, or the next pass of expire, looks) the
+-- execution has no room; without that, the look would starve behind claims that overlap.
 CREATE FUNCTION rowlock.set_limits(p_execution uuid, p_changes jsonb, p_actor text, p_reason text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
@@ -250,26 +260,29 @@ DECLARE
     v_execution batch_job_coordination;
     v_limit batch_limits;
     v_parallelism integer;
+    v_planned boolean;  -- nothing of it can be claimed yet
     v_new batch_job_coordination;
 BEGIN
     PERFORM rowlock._check_limits(
         p_changes, ARRAY['priority', 'parallelism', 'deadline_seconds', 'deletion_policy']);
-    SELECT e.* INTO v_execution FROM batch_job_coordination e
-    WHERE e.execution_id = p_execution FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
+    IF EXISTS (SELECT FROM batch_limits l WHERE l.execution_id = p_execution AND NOT l.settled) THEN
+        SELECT e.* INTO v_execution FROM batch_job_coordination e
+        WHERE e.execution_id = p_execution FOR UPDATE;  -- guard: claims that know of no limit are over
+        PERFORM rowlock._settle_limit(p_execution);
+        PERFORM pg_notify('rowlock', 'work');
+    ELSE
+        SELECT e.* INTO v_execution FROM batch_job_coordination e
+        WHERE e.execution_id = p_execution FOR NO KEY UPDATE;
+    END IF;
+    IF v_execution.execution_id IS NULL THEN
         RETURN 'unknown';
     ELSIF v_execution.ended_at IS NOT NULL THEN  -- guard: terminal states never change
         RETURN lower(v_execution.status);
     END IF;
     SELECT l.* INTO v_limit FROM batch_limits l WHERE l.execution_id = p_execution;
-    IF NOT v_limit.settled THEN
-        PERFORM FROM batch_job_coordination e
-        WHERE e.execution_id = p_execution FOR UPDATE;  -- guard: claims that know of no limit are over
-        UPDATE batch_limits l SET settled = true WHERE l.execution_id = p_execution;
-        PERFORM pg_notify('rowlock', 'work');
-    END IF;
     v_parallelism := CASE WHEN p_changes ? 'parallelism' THEN (p_changes ->> 'parallelism')::integer
                      ELSE v_limit.parallelism END;
+    v_planned := v_execution.status IN ('REQUESTED', 'PLANNING');
     v_new := v_execution;
     v_new.priority := coalesce((p_changes ->> 'priority')::integer, v_execution.priority);
     v_new.deletion_policy := coalesce(p_changes ->> 'deletion_policy', v_execution.deletion_policy);
@@ -280,16 +293,19 @@ BEGIN
     IF v_new IS NOT DISTINCT FROM v_execution AND v_parallelism IS NOT DISTINCT FROM v_limit.parallelism THEN
         RETURN 'same';
     END IF;
-    UPDATE batch_job_coordination e
-    SET priority = v_new.priority, deletion_policy = v_new.deletion_policy, deadline_at = v_new.deadline_at
-    WHERE e.execution_id = p_execution;
-    IF v_parallelism IS NULL THEN
-        DELETE FROM batch_limits l WHERE l.execution_id = p_execution;
-    ELSE
+    IF v_parallelism IS DISTINCT FROM v_limit.parallelism THEN
         INSERT INTO batch_limits AS l (execution_id, parallelism, settled)
-        VALUES (p_execution, v_parallelism, v_execution.status IN ('REQUESTED', 'PLANNING'))
-        ON CONFLICT (execution_id) DO UPDATE SET parallelism = excluded.parallelism
-        WHERE l.parallelism <> excluded.parallelism;
+        VALUES (p_execution, v_parallelism, v_planned)
+        ON CONFLICT (execution_id) DO UPDATE SET parallelism = excluded.parallelism;
+        v_new.limited := v_execution.limited OR v_planned;
+    END IF;
+    -- Where the limit is not settled yet, that writes the row. Not here without need: a claim that locks the row
+    -- (KEY SHARE) at the very moment in which an update moves it to another page is not waited for any more.
+    IF v_new IS DISTINCT FROM v_execution OR v_limit.execution_id IS NOT NULL THEN
+        UPDATE batch_job_coordination e
+        SET priority = v_new.priority, limited = v_new.limited, deletion_policy = v_new.deletion_policy,
+            deadline_at = v_new.deadline_at
+        WHERE e.execution_id = p_execution;
     END IF;
     PERFORM rowlock._event('limits_changed', p_execution, NULL, NULL, p_actor,
                            jsonb_build_object('reason', p_reason, 'changes', p_changes));
@@ -311,6 +327,14 @@ DECLARE
     v_execution batch_job_coordination;
     r record;
 BEGIN
+    FOR r IN
+        SELECT e.execution_id FROM batch_job_coordination e
+        WHERE e.execution_id = ANY (ARRAY(SELECT l.execution_id FROM batch_limits l WHERE NOT l.settled))
+        ORDER BY e.execution_id FOR UPDATE SKIP LOCKED  -- guard: claims that know of no limit are over
+    LOOP
+        PERFORM rowlock._settle_limit(r.execution_id);
+        PERFORM pg_notify('rowlock', 'work');
+    END LOOP;
     FOR r IN
         SELECT e.execution_id, e.job_name, e.instance_key, e.stopping FROM batch_job_coordination e
         WHERE e.execution_id = ANY (ARRAY(
@@ -338,14 +362,6 @@ BEGIN
         CONTINUE WHEN NOT FOUND;
         PERFORM rowlock._close(r.execution_id, v_execution.failure_reason, v_execution.failure_message);
         PERFORM rowlock._settle(r.execution_id, p_actor);
-    END LOOP;
-    FOR r IN
-        SELECT e.execution_id FROM batch_job_coordination e
-        WHERE e.execution_id = ANY (ARRAY(SELECT l.execution_id FROM batch_limits l WHERE NOT l.settled))
-        ORDER BY e.execution_id FOR UPDATE SKIP LOCKED  -- guard: claims that know of no limit are over
-    LOOP
-        UPDATE batch_limits l SET settled = true WHERE l.execution_id = r.execution_id;
-        PERFORM pg_notify('rowlock', 'work');
     END LOOP;
     RETURN v_found;
 END
