@@ -783,12 +783,6 @@ def two_claims_meet_at_a_limit(scene: Scene) -> None:
         assert waits(scene, lambda: scene.claim(node))
 
 
-def a_limit_is_not_settled(scene: Scene) -> None:
-    run = scene.an_execution(5)
-    scene.one(SET_LIMIT, run.id)
-    assert scene.claim(scene.a_node()) == []
-
-
 def more_is_wanted_than_the_limit(scene: Scene) -> None:
     limited(scene, 3)
     assert len(scene.claim(scene.a_node(), slots=8)) == 3
@@ -1307,9 +1301,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         old="l.execution_id = ANY (v_exec)",
         new="false",
         scenario=a_limit_is_set_between_look_and_lock,
-    ),
-    "claim: a limit is settled before anything is claimed": Mutant(
-        old="e.execution_id <> ALL (v_unsettled)", new="true", scenario=a_limit_is_not_settled
     ),
     "claim: claims of a limited execution take turns": Mutant(
         old="FOR UPDATE", new="", scenario=two_claims_meet_at_a_limit

@@ -97,7 +97,7 @@ BEGIN
                             ORDER BY p.weight DESC, p.id LIMIT 1)
                       END IS NOT NULL
                   AND (NOT e.limited OR coalesce(rowlock._room(e.execution_id), 1) > 0)
-                  AND e.execution_id <> ALL (v_unsettled)  -- guard: a limit is settled before anything is claimed
+                  AND e.execution_id <> ALL (v_unsettled)  -- or the settling starves behind claims that overlap
                 ORDER BY e.priority DESC, kind, h
                 LIMIT v_want) x
             JOIN batch_job_coordination e USING (execution_id)
