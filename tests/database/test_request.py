@@ -120,10 +120,13 @@ def test_a_launcher_that_rolls_back_leaves_the_instance_free(scene: Scene) -> No
         {**a_policy(), "max_attempts": "3"},
         {**a_policy(), "max_attempts": 2.5},
         {**a_policy(), "max_attempts": 10**9},
+        {**a_policy(), "max_attempts": 3.0},  # is whole, and yet no integer to a cast
         {**a_policy(), "has_finish": "yes"},
         {**a_policy(), "has_finish": None},
         {**a_policy(), "max_failed": -1},
         {**a_policy(), "max_failed": 1.5},
+        {**a_policy(), "max_failed": 2.0},
+        {**a_policy(), "max_failed": 10**30},
         {**a_policy(), "max_failed": "5"},
         {**a_policy(), "max_failed": "many%"},
         {**a_policy(), "max_failed": True},

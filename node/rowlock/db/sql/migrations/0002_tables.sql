@@ -61,15 +61,16 @@ CREATE TABLE batch_instances (
 );
 
 -- What every move reads of a policy. A policy that lacks it would not fail its own execution alone:
--- the recovery of a node's claims would raise at its rows, for ever, and so keep its neighbours.
+-- the recovery of a node's claims would raise at its rows, for ever, and so keep its neighbours. Whole
+-- numbers by their text: to JSON 3.0 is one, to a cast it is not.
 CREATE FUNCTION rowlock._is_policy(p_policy jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$
     SELECT coalesce(
-        jsonb_path_exists(p_policy, '$.max_attempts ? (@.type() == "number" && @ >= 1 && @ <= 1000000 && @ == @.floor())')
+        jsonb_typeof(p_policy -> 'max_attempts') = 'number' AND p_policy ->> 'max_attempts' ~ '^[1-9][0-9]{0,5}$'
         AND jsonb_path_exists(p_policy, '$.has_finish ? (@.type() == "boolean")')
         AND (coalesce(jsonb_typeof(p_policy -> 'max_failed'), 'null') = 'null'
-             OR jsonb_path_exists(p_policy, '$.max_failed ? (@.type() == "number" && @ >= 0 && @ == @.floor())')
+             OR (jsonb_typeof(p_policy -> 'max_failed') = 'number' AND p_policy ->> 'max_failed' ~ '^[0-9]{1,18}$')
              OR jsonb_path_exists(p_policy, '$.max_failed ? (@ like_regex "^[0-9]{1,3}([.][0-9]{1,6})?%$")')),
         false)
 $$;
