@@ -588,6 +588,14 @@ def an_execution_ends_between_look_and_lock(scene: Scene) -> None:
     assert scene.execution(id_).master_node is None
 
 
+def a_suspend_comes_between_look_and_lock(scene: Scene) -> None:
+    id_, node = scene.a_request(), scene.a_node()
+    with stopped_inside(scene, "adopt", lambda s: s.adopt(node)) as go_on:
+        assert scene.store.suspend(id_, "test", None) == "suspended"
+        assert go_on() is None
+    assert scene.execution(id_).status == "REQUESTED"
+
+
 def a_living_master_is_replaced(scene: Scene) -> None:
     run = scene.an_execution(1)
     assert scene.store.adopt(scene.a_node(), run.id) is None
@@ -1293,6 +1301,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         old="NOT (e.suspended AND e.status = 'REQUESTED' AND NOT e.stopping)",
         new="true",
         scenario=a_suspended_request_waits,
+    ),
+    "adopt: suspended since the look": Mutant(
+        old="NOT (e.suspended AND e.status = 'REQUESTED' AND NOT e.stopping)",
+        new="true",
+        scenario=a_suspend_comes_between_look_and_lock,
     ),
     "claim: a suspended execution gives nothing": Mutant(
         old="NOT e.suspended", new="true", scenario=a_suspended_execution_is_claimed

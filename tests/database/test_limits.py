@@ -26,7 +26,7 @@ ROUNDS = 1_000
 SAMPLE_SECONDS = 0.05
 
 
-def limited(scene: Scene, partitions: int, parallelism: int, **request: Any) -> Run:
+def limited(scene: Scene, partitions: int, parallelism: float, **request: Any) -> Run:
     return scene.an_execution(partitions, options={"parallelism": parallelism}, **request)
 
 
@@ -424,8 +424,20 @@ def test_options_of_a_request_are_checked_too(scene: Scene) -> None:
         scene.a_request(options={"suspended": 1})
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="unknown limit 'priority'"):
         scene.a_request(options={"priority": 1})
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match='parallelism is "many"'):
+        scene.a_request(options={"parallelism": "many"})
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="limits are a JSON object"):
         scene.one("SELECT rowlock._check_limits('[]', '{}')")
+
+
+def test_a_whole_number_may_be_written_with_a_fraction(scene: Scene) -> None:
+    run = limited(scene, 1, 4.0)
+    assert seen(scene, run).parallelism == 4
+
+    assert change(scene, run, parallelism=5.0, priority=3.0) == "changed"
+
+    assert seen(scene, run).parallelism == 5
+    assert scene.execution(run).priority == 3
 
 
 # -- suspend -----------------------------------------------------------------------------------------

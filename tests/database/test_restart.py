@@ -381,6 +381,22 @@ def test_what_cannot_be_resolved_is_said(scene: Scene) -> None:
         scene.people.resolve(again.id, failed.key, "maybe", actor="alice", reason=None)
 
 
+@pytest.mark.parametrize("end", ["completed", "abandoned"])
+def test_nothing_is_resolved_in_an_instance_that_never_runs_again(scene: Scene, end: str) -> None:
+    run = scene.an_execution(1, delivery=AT_MOST_ONCE, policy=a_policy(max_failed=1))
+    failed = scene.a_failure(scene.a_node())
+    if end == "completed":
+        assert scene.advance(run) == "COMPLETED"
+    else:
+        scene.people.abandon(run.id, "alice", None)
+
+    answer = scene.people.resolve(run.id, failed.key, "retry", actor="alice", reason=None)
+
+    assert answer == end
+    assert scene.start_of(failed) is not None
+    assert "partition_resolved" not in scene.events(run)
+
+
 # -- who may restart what --------------------------------------------------------------------------------
 
 

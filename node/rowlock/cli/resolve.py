@@ -65,6 +65,11 @@ def _result(db: Connection, execution_id: UUID, given: str | None) -> str:
 
 
 def _refusal(answer: str, execution_id: UUID, key: str) -> Refused:
+    if answer in {"completed", "abandoned"}:
+        return Refused(
+            f"the instance of execution {execution_id} is {answer}: it never runs again, so that "
+            f"nothing of it can be resolved"
+        )
     return Refused(
         {
             "not_failed": f"partition {key!r} of execution {execution_id} has not FAILED: only what "

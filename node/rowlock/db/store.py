@@ -545,7 +545,8 @@ class Store:
         :param how: 'completed' or 'retry'.
         :param result: JSON text, of one that is completed.
         :param force: also while the attempt in doubt is known to run still.
-        :returns: 'resolved', 'same', 'unknown', 'not_failed', 'orphan' or 'superseded'.
+        :returns: 'resolved', 'same', 'unknown', 'not_failed', 'orphan', 'superseded', or the state of an
+            instance that has no next execution: 'completed' or 'abandoned'.
         """
         return str(
             self._value(

@@ -22,10 +22,11 @@ DECLARE
     v_actor text := coalesce(p_requester ->> 'actor', session_user);
     v_instance batch_instances;
     v_new batch_job_coordination;
-    v_parallelism integer := (p_options ->> 'parallelism')::integer;
+    v_parallelism integer;
 BEGIN
     PERFORM rowlock._check_limits(
         p_options, ARRAY['parallelism', 'deadline_seconds', 'suspended', 'deletion_policy']);
+    v_parallelism := (p_options ->> 'parallelism')::numeric;  -- 4.0 is whole as well
     v_new.execution_id := p_execution;
     v_new.job_name := p_job;
     v_new.contract_hash := p_hash;
@@ -104,6 +105,8 @@ BEGIN
         SELECT e.execution_id INTO v_execution FROM batch_job_coordination e
         WHERE e.execution_id IN (
             SELECT a FROM rowlock._adoptable(p_node, v_node.jobs, v_node.only_execution, v_now) AS a)
+          -- Said again, of the row as it is when it has been locked:
+          AND NOT (e.suspended AND e.status = 'REQUESTED' AND NOT e.stopping)  -- guard: suspended since the look
         ORDER BY e.priority DESC, e.exec_no LIMIT 1
         -- NO KEY: the claims of a busy execution, which hold it KEY SHARE, stand in nobody's way.
         FOR NO KEY UPDATE SKIP LOCKED;

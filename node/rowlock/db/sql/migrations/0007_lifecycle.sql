@@ -280,11 +280,11 @@ BEGIN
         RETURN lower(v_execution.status);
     END IF;
     SELECT l.* INTO v_limit FROM batch_limits l WHERE l.execution_id = p_execution;
-    v_parallelism := CASE WHEN p_changes ? 'parallelism' THEN (p_changes ->> 'parallelism')::integer
+    v_parallelism := CASE WHEN p_changes ? 'parallelism' THEN (p_changes ->> 'parallelism')::numeric
                      ELSE v_limit.parallelism END;
     v_planned := v_execution.status IN ('REQUESTED', 'PLANNING');
     v_new := v_execution;
-    v_new.priority := coalesce((p_changes ->> 'priority')::integer, v_execution.priority);
+    v_new.priority := coalesce((p_changes ->> 'priority')::numeric, v_execution.priority);
     v_new.deletion_policy := coalesce(p_changes ->> 'deletion_policy', v_execution.deletion_policy);
     IF p_changes ? 'deadline_seconds' THEN
         v_new.deadline_at := v_execution.requested_at
@@ -455,8 +455,9 @@ $$;
 
 -- A person's word on a FAILED partition, for the next execution of the instance: 'completed' carries it with
 -- p_result, 'retry' runs it again, also if it was started at most once (its start is deleted). Answers
--- 'resolved', 'same', 'unknown', 'not_failed', 'superseded' (not the last execution of its instance), or 'orphan':
--- the attempt in doubt still runs on some node, and p_force was not given.
+-- 'resolved', 'same', 'unknown', 'not_failed', 'superseded' (not the last execution of its instance), 'completed' or
+-- 'abandoned' (the instance, which has no next execution), or 'orphan': the attempt in doubt still runs on some
+-- node, and p_force was not given.
 CREATE FUNCTION rowlock.resolve(
     p_execution uuid, p_partition_key text, p_how text, p_result jsonb, p_force boolean, p_actor text,
     p_reason text, p_step text DEFAULT 'main'
@@ -484,6 +485,8 @@ BEGIN
         RETURN 'unknown';
     ELSIF v_instance.execution_id <> p_execution THEN  -- guard: what a restart has taken over is resolved there
         RETURN 'superseded';
+    ELSIF v_instance.state IN ('COMPLETED', 'ABANDONED') THEN
+        RETURN lower(v_instance.state);  -- no execution will follow that could go by it
     ELSIF v_row.status <> 'FAILED' THEN  -- guard: only a FAILED partition is in doubt
         RETURN 'not_failed';
     ELSIF v_row.resolution - '{by,why,at}'::text[] = v_resolution THEN
