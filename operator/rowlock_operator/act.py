@@ -39,6 +39,7 @@ from rowlock_operator.model import (
     Requeue,
 )
 from rowlock_operator.observe import Observer
+from rowlock_operator.status import merge_patch
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +160,7 @@ class Turn:
                 batchjob.namespace,
                 batchjob.name,
                 resource_version=batchjob.resource_version,
-                old=batchjob.status,
-                new=action.status,
+                patch=merge_patch(batchjob.status, action.status),
             )
         except ApiError as error:
             self._metrics.status_patches.labels(str(error.status)).inc()

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 import aiohttp
 import kopf
@@ -202,17 +202,15 @@ class Kubernetes:
         name: str,
         *,
         resource_version: str,
-        old: Mapping[str, Any],
-        new: Mapping[str, Any],
+        patch: Mapping[str, Any],
     ) -> Object:
-        """Replace the status of a BatchJob as it was read.
+        """Change the status of a BatchJob as it was read.
 
         Args:
             namespace: The namespace of the BatchJob.
             name: Its name.
             resource_version: Of the BatchJob that the new status was made from.
-            old: The status that it had then.
-            new: The whole new status; what it leaves out is taken away.
+            patch: A merge patch of the status.
 
         Raises:
             Conflict: The BatchJob has changed since.
@@ -221,7 +219,7 @@ class Kubernetes:
         """
         body = {
             "metadata": {"resourceVersion": resource_version},
-            "status": merge_patch(old, new),
+            "status": patch,
         }
         return await self._request(
             "PATCH",
@@ -340,20 +338,6 @@ class Kubernetes:
                     self._retired, self._session, self._info = self._session, _session(info), info
             assert self._info is not None
             return self._session, str(self._info.server).rstrip("/")
-
-
-def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> Object:
-    """The JSON merge patch that makes `new` of `old`. Lists are replaced as a whole."""
-    patch: Object = {name: None for name in old if name not in new}
-    for name, value in new.items():
-        before = old.get(name)
-        if value == before:
-            continue
-        if isinstance(value, dict) and isinstance(before, dict):
-            patch[name] = merge_patch(cast(Object, before), cast(Object, value))
-        else:
-            patch[name] = value
-    return patch
 
 
 def _session(info: kopf.ConnectionInfo) -> aiohttp.ClientSession:
