@@ -664,6 +664,18 @@ def an_old_master_closes(scene: Scene) -> None:
     assert scene.execution(run).status == "RUNNING"
 
 
+def a_row_waits_again_while_it_closes(scene: Scene) -> None:
+    """As after a failure that was written while the execution closed, had its lock been overlooked."""
+    run, node = scene.an_execution(3), scene.a_node()
+    (claim,) = scene.claim(node)
+    scene.store.cancel(run.id, "test", None)
+    scene.admin.execute(
+        "UPDATE rowlock.batch_partitions SET status = 'PENDING', assigned_node = NULL WHERE id = %s",
+        [claim.id],
+    )
+    assert scene.advance(run) == "CANCELLED"
+
+
 def an_old_master_ends_the_step(scene: Scene) -> None:
     run = scene.an_execution(0)
     an_old_master_waits(scene, run)
@@ -1251,6 +1263,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "_settle: never COMPLETED over partitions that failed": Mutant(
         old="v_failed > v_allowed", new="false", scenario=a_partition_fails
+    ),
+    "advance: what still waits, or waits again, in an execution that closes is cancelled": Mutant(
+        old="rowlock._is_waiting(p_execution)",
+        new="false",
+        scenario=a_row_waits_again_while_it_closes,
     ),
     "advance: only the current master closes": Mutant(
         old="v_execution.master_epoch = p_epoch", new="true", scenario=an_old_master_closes

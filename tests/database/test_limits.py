@@ -588,6 +588,23 @@ def test_a_deadline_waits_for_no_claim_and_lets_none_follow(alone: Scene) -> Non
     assert alone.execution(run).status == "CLOSING"
 
 
+def test_what_a_pass_over_deadlines_leaves_of_a_large_plan_is_closed_by_its_master(
+    alone: Scene,
+) -> None:
+    run = alone.a_plan_being_made()
+    keys = [f"p{n}" for n in range(60_000)]
+    alone.stage(run, keys)
+    alone.store.seal(run.id, run.epoch, "main", len(keys))
+    overdue(alone, run)
+
+    assert alone.store.expire("test") == 1
+    assert alone.statuses(run).count("PENDING") == 10_000
+    assert alone.advance(run) == "FAILED"
+
+    assert alone.execution(run).failure_reason == "DeadlineExceeded"
+    assert alone.counted(run) == (0, 0, 60_000)
+
+
 def test_many_deadlines_and_many_who_look_end_each_once(alone: Scene) -> None:
     runs = [alone.an_execution(3) for _ in range(20)]
     for run in runs:

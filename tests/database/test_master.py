@@ -476,6 +476,21 @@ def test_an_heir_closes_what_its_predecessor_had_stopped(scene: Scene) -> None:
     assert scene.execution(run).failure_reason == "MaxFailedExceeded"
 
 
+def test_a_large_plan_is_closed_a_part_at_each_look(alone: Scene) -> None:
+    """Whatever its size, no look of the master takes longer than nodes allow a statement."""
+    run = alone.a_plan_being_made()
+    keys = [f"p{n}" for n in range(60_000)]
+    alone.stage(run, keys)
+    alone.store.seal(run.id, run.epoch, "main", len(keys))
+    alone.one("SELECT rowlock.request_cancel(%s, 'test', NULL)", run.id)
+
+    assert alone.advance(run) == "CLOSING"
+    assert alone.statuses(run).count("CANCELLED") == 50_000
+    assert alone.advance(run) == "CANCELLED"
+
+    assert alone.counted(run) == (0, 0, 60_000)
+
+
 def test_finish_runs_only_where_the_execution_would_complete(scene: Scene) -> None:
     run = scene.an_execution(1, policy=a_policy(has_finish=True))
     node = scene.a_node()

@@ -15,6 +15,7 @@ from rowlock.protocol.model import Progress
 from rowlock.registry import Registry
 from rowlock.runtime.driver import Driver, DriveResult
 from rowlock.runtime.link import TRANSIENT
+from rowlock.runtime.masters import SEAL_SECONDS_MAX
 from rowlock.runtime.node import NodeOptions
 from rowlock.settings import Settings
 
@@ -123,6 +124,7 @@ class _Launcher(Driver):
             ),
             self._answered,
             self._failed,
+            limit_seconds=SEAL_SECONDS_MAX,  # a restart copies what is unfinished of the plan
         )
 
     def _answered(self, answer: tuple[UUID, str]) -> None:

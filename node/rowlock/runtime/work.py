@@ -131,9 +131,11 @@ class Work(threading.Thread):
         run: Callable[[Store], T],
         done: Callable[[T], None],
         failed: Callable[[Exception], None],
+        *,
+        limit_seconds: float | None = None,
     ) -> None:
         """Try once: `done` with the answer, or `failed` with the error."""
-        self._put(Operation(run, done, failed, self._limit_seconds))
+        self._put(Operation(run, done, failed, limit_seconds or self._limit_seconds))
 
     def tell(
         self,

@@ -281,7 +281,7 @@ AS $$
         ELSE 0 END
 $$;
 
-CREATE FUNCTION rowlock._is_live(p_execution uuid) RETURNS boolean
+CREATE FUNCTION rowlock._is_waiting(p_execution uuid) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
     SELECT (SELECT p.id FROM batch_partitions p WHERE p.execution_id = p_execution
@@ -292,7 +292,13 @@ AS $$
             ORDER BY p.id LIMIT 1) IS NOT NULL
         OR (SELECT p.id FROM batch_partitions p WHERE p.execution_id = p_execution
               AND p.status = 'PENDING' AND NOT p.ready
-            ORDER BY p.id LIMIT 1) IS NOT NULL
+            ORDER BY p.id LIMIT 1) IS NOT NULL;
+$$;
+
+CREATE FUNCTION rowlock._is_live(p_execution uuid) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT rowlock._is_waiting(p_execution)
         OR (SELECT p.assigned_node FROM batch_partitions p WHERE p.execution_id = p_execution
               AND p.status = 'CLAIMED'
             ORDER BY p.assigned_node LIMIT 1) IS NOT NULL;
@@ -341,28 +347,42 @@ BEGIN
 END
 $$;
 
--- Step one of an early end: no new claims, what was PENDING is CANCELLED. The caller holds the row.
-CREATE FUNCTION rowlock._close(p_execution uuid, p_reason text, p_message text) RETURNS void
+-- Step one of an early end: no new claims, what is PENDING becomes CANCELLED, at most p_limit rows (NULL: all) in
+-- one call: nodes break a statement off that takes too long, and would never be done with a large plan. Again
+-- for the rest; answers how many. The caller holds the row.
+CREATE FUNCTION rowlock._close(
+    p_execution uuid, p_reason text, p_message text, p_limit bigint DEFAULT NULL
+) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 DECLARE
     v_now timestamptz := rowlock.now();  -- once, not for each row
+    v_last bigint := 9223372036854775807;
+    v_cancelled bigint := 0;
     r record;
 BEGIN
     UPDATE batch_job_coordination e
     SET status = 'CLOSING', stopping = true, failure_reason = p_reason, failure_message = p_message
-    WHERE e.execution_id = p_execution;
+    WHERE e.execution_id = p_execution AND e.status <> 'CLOSING';
+    IF p_limit IS NOT NULL THEN
+        SELECT max(w.id) INTO v_last FROM (
+            SELECT p.id FROM batch_partitions p
+            WHERE p.execution_id = p_execution AND p.status = 'PENDING'
+            ORDER BY p.id LIMIT p_limit) w;
+    END IF;
     FOR r IN
         WITH cancelled AS (
             UPDATE batch_partitions p SET status = 'CANCELLED', ended_at = v_now
-            WHERE p.execution_id = p_execution AND p.status = 'PENDING'
+            WHERE p.execution_id = p_execution AND p.status = 'PENDING' AND p.id <= v_last
             RETURNING p.step)
         SELECT c.step, count(*) AS n FROM cancelled c GROUP BY c.step
     LOOP
         -- The nil uuid: cancelled by nobody's node.
         PERFORM rowlock._count(p_execution, r.step, '00000000-0000-0000-0000-000000000000', 0, 0, r.n);
+        v_cancelled := v_cancelled + r.n;
     END LOOP;
     PERFORM pg_notify('rowlock', 'control');
+    RETURN v_cancelled;
 END
 $$;
 
@@ -431,11 +451,14 @@ DECLARE
 BEGIN
     SELECT e.* INTO v_execution FROM batch_job_coordination e WHERE e.execution_id = p_execution;
     IF v_execution.master_epoch = p_epoch AND v_execution.ended_at IS NULL THEN
-        IF v_execution.stopping AND v_execution.status <> 'CLOSING' THEN
+        IF v_execution.stopping
+           -- guard: what still waits, or waits again, in an execution that closes is cancelled
+           AND (v_execution.status <> 'CLOSING' OR rowlock._is_waiting(p_execution)) THEN
             SELECT l.* INTO v_execution FROM rowlock._lock_execution(p_execution) l;
             IF v_execution.master_epoch = p_epoch  -- guard: only the current master closes
                AND v_execution.ended_at IS NULL THEN
-                PERFORM rowlock._close(p_execution, v_execution.failure_reason, v_execution.failure_message);
+                PERFORM rowlock._close(
+                    p_execution, v_execution.failure_reason, v_execution.failure_message, 50000);
                 PERFORM rowlock._settle(p_execution, 'node ' || p_node);
             END IF;
         ELSIF v_execution.status IN ('RUNNING', 'CLOSING') AND NOT rowlock._is_live(p_execution) THEN
@@ -570,10 +593,8 @@ BEGIN
         RETURN lower(v_execution.status);
     END IF;
     PERFORM rowlock.request_cancel(p_execution, p_actor, p_reason);
-    IF v_execution.status <> 'CLOSING' THEN
-        SELECT e.* INTO v_execution FROM batch_job_coordination e WHERE e.execution_id = p_execution;
-        PERFORM rowlock._close(p_execution, v_execution.failure_reason, v_execution.failure_message);
-    END IF;
+    SELECT e.* INTO v_execution FROM batch_job_coordination e WHERE e.execution_id = p_execution;
+    PERFORM rowlock._close(p_execution, v_execution.failure_reason, v_execution.failure_message);
     PERFORM rowlock._settle(p_execution, p_actor);
     SELECT e.* INTO v_execution FROM batch_job_coordination e WHERE e.execution_id = p_execution;
     RETURN lower(v_execution.status);

@@ -324,6 +324,7 @@ AS $$
 DECLARE
     v_now timestamptz := rowlock.now();
     v_found bigint := 0;
+    v_left bigint := 50000;  -- partitions
     v_execution batch_job_coordination;
     r record;
 BEGIN
@@ -360,8 +361,10 @@ BEGIN
         SELECT e.* INTO v_execution FROM batch_job_coordination e
         WHERE e.execution_id = r.execution_id FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
-        PERFORM rowlock._close(r.execution_id, v_execution.failure_reason, v_execution.failure_message);
+        v_left := v_left - rowlock._close(
+            r.execution_id, v_execution.failure_reason, v_execution.failure_message, v_left);
         PERFORM rowlock._settle(r.execution_id, p_actor);
+        EXIT WHEN v_left = 0;  -- the rest of a large plan is its master's
     END LOOP;
     RETURN v_found;
 END
