@@ -20,3 +20,10 @@ def test_the_operators_account_reads_batchjobs_and_nothing_of_others(
 def test_the_database_is_where_pods_find_it(bed: Bed, database: Database) -> None:
     with database.connect(role="rowlock_node") as db:
         assert db.info.host == bed.database_address
+
+
+def test_an_operator_runs_with_the_rights_of_its_account(operators: Operators) -> None:
+    operator = operators.start()
+    assert operator.answers("/livez")
+    assert "rowlock_operator_" in operator.metrics()
+    assert operator.stop() == 0

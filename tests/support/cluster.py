@@ -272,6 +272,76 @@ def database_secret(database: Database) -> Object:
     }
 
 
+def overlay(folder: Path, base: Path, *, namespace: str, bed: Bed, **more: Any) -> Path:
+    """A kustomization as docs/kubernetes.md shows it to users, with the images under test.
+
+    Args:
+        folder: Where to write it.
+        base: `manifests/namespaced`, or another folder that holds an installation.
+        namespace: Where its objects go.
+        bed: Names the images.
+        more: Further fields, for example `patches`.
+    """
+    images = {
+        "my-jobs": bed.demo_image,
+        "rowlock-demo": bed.demo_image,
+        "rowlock-node": bed.node_image,
+        "rowlock-operator": bed.operator_image,
+    }
+    renamed: list[Object] = []
+    for name, image in images.items():
+        where, _, tag = image.rpartition(":")
+        renamed.append({"name": name, "newName": where, "newTag": tag})
+    image_of_the_workers = {
+        "source": {
+            "kind": "Deployment",
+            "name": "rowlock-worker",
+            "fieldPath": "spec.template.spec.containers.[name=rowlock].image",
+        },
+        "targets": [
+            {
+                "select": {"kind": "ConfigMap", "name": "rowlock-pools"},
+                "fieldPaths": ["data.[pools.yaml]"],
+                "options": {"delimiter": '"', "index": 1},
+            }
+        ],
+    }
+    return kustomization(
+        folder,
+        base,
+        namespace=namespace,
+        images=renamed,
+        replacements=[image_of_the_workers],
+        **more,
+    )
+
+
+def install(
+    kubectl: Kubectl, bed: Bed, database: Database, folder: Path, *, workers: int = 2
+) -> None:
+    """Install everything into one namespace, by `kubectl apply -k`, and wait until it is ready.
+
+    Args:
+        kubectl: In the namespace.
+        bed: Names the images.
+        database: Where the migrations, the workers and the operator connect to.
+        folder: A folder for this call alone.
+        workers: How many nodes the pool has.
+    """
+    assert kubectl.namespace is not None
+    kubectl.apply(database_secret(database))
+    mine = overlay(
+        folder,
+        MANIFESTS / "namespaced",
+        namespace=kubectl.namespace,
+        bed=bed,
+        replicas=[{"name": "rowlock-worker", "count": workers}],
+    )
+    kubectl.run("apply", "--server-side", "-k", str(mine))
+    kubectl.wait("job/rowlock-migrate", "condition=Complete", seconds=120)
+    kubectl.run("rollout", "status", "deployment", "--timeout=120s", seconds=150)
+
+
 def account_kubeconfig(kubectl: Kubectl, account: str, path: Path) -> Path:
     """Write a kubeconfig with a service account's own rights, for programs outside the cluster.
 
