@@ -31,6 +31,7 @@ from tests.support.cluster import (
     account_kubeconfig,
     database_secret,
     kustomization,
+    operators_of_the_cluster,
     temporary_namespace,
 )
 from tests.support.postgres import Cluster, Database
@@ -91,6 +92,8 @@ def bed() -> Bed:
 @pytest.fixture(scope="session")
 def kubectl() -> Kubectl:
     kubectl = Kubectl()
+    others = operators_of_the_cluster(kubectl)
+    assert not others, f"take away the operator for the whole cluster in {', '.join(others)}"
     kubectl.run("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS / "crd"))
     kubectl.wait("crd/batchjobs.batch.rowlock.dev", "condition=Established")
     return kubectl

@@ -272,6 +272,17 @@ def database_secret(database: Database) -> Object:
     }
 
 
+def operators_of_the_cluster(kubectl: Kubectl) -> list[str]:
+    """Namespaces with an operator that watches all others: it would answer to the tests' BatchJobs."""
+    label = "app.kubernetes.io/name=rowlock,app.kubernetes.io/component=operator"
+    return [
+        one["metadata"]["namespace"]
+        for one in kubectl.items("deployments", "--all-namespaces", "-l", label)
+        for container in one["spec"]["template"]["spec"]["containers"]
+        if "ROWLOCK_NAMESPACES" not in {variable["name"] for variable in container.get("env", ())}
+    ]
+
+
 def overlay(folder: Path, base: Path, *, namespace: str, bed: Bed, **more: Any) -> Path:
     """A kustomization as docs/kubernetes.md shows it to users, with the images under test.
 
