@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 from collections.abc import Generator
 from typing import Any
@@ -103,7 +104,7 @@ def with_demo(inside: Kubectl, bed: Bed) -> Object:
 
 @pytest.fixture(scope="module")
 def demo(kubectl: Kubectl, bed: Bed) -> Generator[Release]:
-    with temporary_namespace(kubectl, "chart-demo") as inside:
+    with temporary_namespace(kubectl, f"chart-{secrets.token_hex(3)}") as inside:
         release = Release(inside, bed)
         release.install(**with_demo(inside, bed))
         yield release
@@ -169,38 +170,32 @@ def test_the_password_of_the_demonstration_outlives_an_upgrade(demo: Release) ->
     assert passwords() == before
 
 
-def test_what_is_uninstalled_blocks_nothing_and_leaves_the_kind(kubectl: Kubectl, bed: Bed) -> None:
-    with temporary_namespace(kubectl, "chart-uninstall") as inside:
-        release = Release(inside, bed)
-        release.install(**with_demo(inside, bed))
-        inside.apply(batchjob("running", parameters={"pace_ms": 5000}))
-        wait_until(
-            lambda: bool(inside.items("jobs")), seconds=60, what="a master", every_seconds=0.2
-        )
-
-        release.helm("uninstall", RELEASE, "--wait", "--timeout", "120s")
-
-        # The kind and the BatchJob with its master stay; of the release nothing does.
-        assert kubectl.get("crd", "batchjobs.batch.rowlock.dev")
-        assert inside.get("batchjob", "running")
-        left = inside.text(
-            *("get", "deployments,services,configmaps,secrets,serviceaccounts,roles,rolebindings"),
-            *("-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name"),
-        )
-        assert left == ""
-        wide = kubectl.text(
-            *("get", "clusterroles,clusterrolebindings", "-o", "name"),
-            *("-l", f"app.kubernetes.io/instance={RELEASE}"),
-        )
-        assert "chart-uninstall" not in wide
-        # Nothing holds on to what is left: no finalizer waits for an operator that is gone.
-        inside.run("delete", "batchjob", "running", "--wait=true", "--timeout=10s")
+def test_what_is_uninstalled_blocks_nothing_and_leaves_the_kind(
+    kubectl: Kubectl, namespace: Kubectl, bed: Bed
+) -> None:
+    release = Release(namespace, bed)
+    # The master's pod gets its time to drain, of which there is little here.
+    soon = {"drainSeconds": 2, "terminationGracePeriodSeconds": 12}
+    release.install(**with_demo(namespace, bed), workers=soon)
+    namespace.apply(batchjob("running", parameters={"pace_ms": 5000}))
     wait_until(
-        lambda: kubectl.find("namespace", "chart-uninstall") is None,
-        seconds=120,
-        what="the namespace goes",
-        every_seconds=0.5,
+        lambda: bool(namespace.items("jobs")), seconds=60, what="a master", every_seconds=0.2
     )
+
+    release.helm("uninstall", RELEASE, "--wait", "--timeout", "120s")
+
+    # The kind and the BatchJob with its master stay; of the release nothing does.
+    assert kubectl.get("crd", "batchjobs.batch.rowlock.dev")
+    assert namespace.get("batchjob", "running")
+    ours = ("-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name")
+    kinds = "deployments,services,configmaps,secrets,serviceaccounts,roles,rolebindings,pdb"
+    assert namespace.text("get", kinds, *ours) == ""
+    assert str(namespace.namespace) not in kubectl.text(
+        "get", "clusterroles,clusterrolebindings", *ours
+    )
+    # Nothing holds on to what is left: no finalizer waits for an operator that is gone.
+    namespace.run("delete", "batchjob", "running", "--wait=true", "--timeout=10s")
+    namespace.run("delete", "namespace", str(namespace.namespace), "--timeout=60s", seconds=90)
 
 
 def test_a_database_of_one_s_own_is_migrated_before_anything_starts(
