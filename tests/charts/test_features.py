@@ -689,6 +689,23 @@ def test_names_follow_the_release_or_what_was_asked_for(render: Any) -> None:
     assert operator(values={"nameOverride": "batch"}) == "r-batch-operator"
 
 
+def test_the_longest_names_stay_different(render: Any) -> None:
+    long = "a" * 62
+    chart = render(
+        with_values(
+            DEMO,
+            workers={"pools": {f"{long}1": {}, f"{long}2": {}}},
+            grafana={"dashboards": {"enabled": True}},
+        ),
+        release="b" * 53,
+        namespace="c" * 63,
+    )
+    assert len(chart.names()) == len(set(chart.names()))
+    for one in chart.objects:
+        # A name is that of a host for Services only.
+        assert len(one["metadata"]["name"]) <= (63 if one["kind"] == "Service" else 253)
+
+
 def test_objects_may_be_in_another_namespace(render: Any) -> None:
     chart = render(with_values(BASE, namespaceOverride="elsewhere"))
     assert {one["metadata"].get("namespace", "elsewhere") for one in chart.objects} == {"elsewhere"}

@@ -4,7 +4,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* At most 40 characters, so that `-worker-POOL` still fits. */}}
+{{/* At most 40 characters, so that the names of Services still fit. */}}
 {{- define "rowlock.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
@@ -21,7 +21,7 @@
 
 {{/* Name of a pool's objects. */}}
 {{- define "rowlock.workerName" -}}
-{{- printf "%s-worker-%s" (include "rowlock.fullname" .root) .pool | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-worker-%s" (include "rowlock.fullname" .root) .pool -}}
 {{- end }}
 
 {{- define "rowlock.operatorAccount" -}}
