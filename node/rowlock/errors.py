@@ -6,6 +6,7 @@
     ├─ SettingsError             lists every wrong setting at once
     ├─ UsageError                the author or the command line asked for something unsupported
     ├─ SchemaMismatch            the database schema is older or newer than this code
+    │  └─ SchemaBehind           it is missing or older
     ├─ Refused                   the database said no, with its reason
     ├─ NotFound                  no such job, execution or node; suggests near names
     └─ Unavailable               the database cannot be reached (retried with backoff by services)
@@ -33,6 +34,7 @@ __all__ = [
     "Refused",
     "RetryLater",
     "RowlockError",
+    "SchemaBehind",
     "SchemaMismatch",
     "SettingsError",
     "Stopped",
@@ -105,6 +107,10 @@ class SchemaMismatch(RowlockError):
     """The database schema is older or newer than this code. Run `rowlock migrate` or upgrade."""
 
     exit_code: ClassVar[int] = 2
+
+
+class SchemaBehind(SchemaMismatch):
+    """The database has no schema yet, or an older one: `rowlock migrate` brings it forward."""
 
 
 class Refused(RowlockError):

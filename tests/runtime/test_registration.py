@@ -6,8 +6,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from rowlock.db.migrate import check, migrate
 from rowlock.db.store import Store
-from rowlock.errors import SchemaMismatch, Unavailable
+from rowlock.errors import SchemaBehind, SchemaMismatch, Unavailable
 from rowlock.registry import Registry
 from rowlock.runtime import node as node_module
 from rowlock.runtime.node import Node, NodeOptions
@@ -72,6 +73,31 @@ def test_registering_again_after_a_lost_answer_is_the_same_incarnation(
     assert database.value("SELECT count(*) FROM rowlock.nodes") == 1
 
 
-def test_a_schema_that_does_not_fit_ends_the_node(empty_database: Database) -> None:
-    with pytest.raises(SchemaMismatch, match="run rowlock migrate"):
-        run_a_node(empty_database)
+def test_a_schema_that_is_not_there_yet_is_waited_for(
+    empty_database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever installs nodes and migrations together has no order between them."""
+    looks: list[Any] = []
+
+    def migrate_after_the_first_look(connection: Any) -> None:
+        looks.append(connection)
+        try:
+            check(connection)
+        except SchemaBehind:
+            with empty_database.connect() as db:
+                migrate(db)
+            raise
+
+    monkeypatch.setattr(node_module, "check", migrate_after_the_first_look)
+
+    assert run_a_node(empty_database) == 1
+    assert len(looks) == 2
+    assert "run rowlock migrate; trying again" in caplog.text
+
+
+def test_a_schema_that_is_newer_ends_the_node(database: Database) -> None:
+    with database.connect() as db:
+        db.execute("UPDATE rowlock.schema_migrations SET version = 1000 WHERE version = 1")
+
+    with pytest.raises(SchemaMismatch, match="upgrade rowlock"):
+        run_a_node(database)

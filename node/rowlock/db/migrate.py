@@ -29,7 +29,7 @@ from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
 from rowlock.db.connect import connect, first_line
-from rowlock.errors import Refused, SchemaMismatch, Unavailable, UsageError
+from rowlock.errors import Refused, SchemaBehind, SchemaMismatch, Unavailable, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -157,16 +157,15 @@ def check(db: AnyConnection) -> None:
 
     Raises:
         SchemaMismatch: They do not; the message says which of the two to bring forward.
+            SchemaBehind if that is the schema.
         Refused: The login may not look into the schema.
     """
     found = current_version(db)
     known = max((migration.version for migration in known_migrations()), default=0)
     if found == 0:
-        raise SchemaMismatch(
-            f"database {db.info.dbname} has no rowlock schema: run rowlock migrate"
-        )
+        raise SchemaBehind(f"database {db.info.dbname} has no rowlock schema: run rowlock migrate")
     if found < known:
-        raise SchemaMismatch(
+        raise SchemaBehind(
             f"the schema in database {db.info.dbname} is version {found}, this rowlock needs "
             f"{known}: run rowlock migrate"
         )

@@ -24,7 +24,7 @@ from uuid import UUID
 import rowlock
 from rowlock.db.migrate import check
 from rowlock.db.store import Store
-from rowlock.errors import RowlockError, Unavailable
+from rowlock.errors import RowlockError, SchemaBehind, Unavailable
 from rowlock.protocol.model import Progress
 from rowlock.registry import Registry
 from rowlock.runtime import processes
@@ -374,6 +374,9 @@ class Node:
                 check(store.connection)
             except Unavailable:
                 raise  # an outage of all times just now: repeated like any other operation
+            except SchemaBehind as error:
+                # Whoever installs or upgrades may start nodes before the migrations have run.
+                raise Unavailable(str(error)) from error
             except RowlockError as error:
                 return error
             sent = boottime_ns()
