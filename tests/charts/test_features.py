@@ -725,6 +725,8 @@ def test_an_image_has_a_registry_and_a_tag_or_a_digest(render: Any) -> None:
     )
     pods = chart.pods()
     assert main_container(pods[EXPORTER])["image"] == "registry.example/rowlock-node:9"
+    # Of BASE, whose repository names its registry.
+    assert main_container(pods[WORKER])["image"] == "registry.example/jobs:0.1.0"
     operator = main_container(pods[OPERATOR])
     assert operator["image"] == f"other.example/rowlock-operator@{digest}"
     assert operator["imagePullPolicy"] == "Always"

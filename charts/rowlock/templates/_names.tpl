@@ -83,7 +83,9 @@ metadata:
 {{/* An image: root, image. */}}
 {{- define "rowlock.image" -}}
 {{- $registry := default .root.Values.image.registry .image.registry -}}
-{{- $name := ternary (printf "%s/%s" $registry .image.repository) .image.repository (ne $registry "") -}}
+{{- /* As Docker tells a registry from a folder. */ -}}
+{{- $whole := or (not $registry) (regexMatch "^([^/]*[.:][^/]*|localhost)/" .image.repository) -}}
+{{- $name := ternary .image.repository (printf "%s/%s" $registry .image.repository) $whole -}}
 {{- if .image.digest -}}
 {{- printf "%s@%s" $name .image.digest -}}
 {{- else -}}
