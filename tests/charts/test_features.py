@@ -727,6 +727,9 @@ def test_an_image_has_a_registry_and_a_tag_or_a_digest(render: Any) -> None:
     assert main_container(pods[EXPORTER])["image"] == "registry.example/rowlock-node:9"
     # Of BASE, whose repository names its registry.
     assert main_container(pods[WORKER])["image"] == "registry.example/jobs:0.1.0"
+    assert main_container(render(with_values(DEMO, image={"tag": "9"})).pods()[OPERATOR])[
+        "image"
+    ] == ("rowlock-operator:9")
     operator = main_container(pods[OPERATOR])
     assert operator["image"] == f"other.example/rowlock-operator@{digest}"
     assert operator["imagePullPolicy"] == "Always"

@@ -89,14 +89,15 @@ metadata:
 {{- if .image.digest -}}
 {{- printf "%s@%s" $name .image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $name (default .root.Chart.AppVersion .image.tag) -}}
+{{- printf "%s:%s" $name (coalesce .image.tag .root.Values.image.tag .root.Chart.AppVersion) -}}
 {{- end -}}
 {{- end }}
 
 {{/* The image of the workers, which is the demonstration's if there is no other. */}}
 {{- define "rowlock.workerImage" -}}
 {{- if .image.repository -}}
-{{- include "rowlock.image" . -}}
+{{- /* Its versions are none of rowlock's. */ -}}
+{{- include "rowlock.image" (dict "root" .root "image" (merge (dict "tag" (default .root.Chart.AppVersion .image.tag)) .image)) -}}
 {{- else if .root.Values.demo.postgres.enabled -}}
 {{- include "rowlock.image" (dict "root" .root "image" .root.Values.demo.postgres.image) -}}
 {{- else -}}
