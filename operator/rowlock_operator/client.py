@@ -55,6 +55,7 @@ BATCHJOBS: Final = Resource(GROUP, VERSION, PLURAL)
 JOBS: Final = Resource("batch", "v1", "jobs")
 PODS: Final = Resource("", "v1", "pods")
 EVENTS: Final = Resource("", "v1", "events")
+_REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
 
 class ApiError(Exception):
@@ -272,6 +273,37 @@ class Kubernetes:
             if one.get("name") == resource.plural:
                 return frozenset(one.get("verbs") or ())
         return frozenset()
+
+    async def may(
+        self, verb: str, resource: Resource, namespace: str | None, sub: str | None = None
+    ) -> bool:
+        """Whether the operator has a right, as the API server itself judges.
+
+        Args:
+            verb: For example "patch".
+            resource: The kind.
+            namespace: Where; None: in all.
+            sub: A subresource, for example "status".
+
+        Raises:
+            Forbidden: It may not even ask, which is unusual.
+            ApiError: The request failed.
+        """
+        asked = {
+            "verb": verb,
+            "group": resource.group,
+            "resource": resource.plural,
+            "subresource": sub or "",
+            "namespace": namespace or "",
+        }
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        found = await self._request("POST", _REVIEWS.path(None), body=body)
+        status: Object = found.get("status") or {}
+        return status.get("allowed") is True
 
     # -- requests ----------------------------------------------------------------------------------
 

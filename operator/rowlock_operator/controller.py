@@ -10,9 +10,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from rowlock.errors import Unavailable
+from rowlock_operator import rights
 from rowlock_operator.act import Next, Turn
 from rowlock_operator.cache import Cache, Gone, Key
-from rowlock_operator.client import BATCHJOBS, JOBS, ApiError, Kubernetes, Resource
+from rowlock_operator.client import (
+    BATCHJOBS,
+    JOBS,
+    ApiError,
+    Forbidden,
+    Kubernetes,
+    Missing,
+    Resource,
+    Unreachable,
+)
 from rowlock_operator.database import Database, Declined
 from rowlock_operator.events import emit
 from rowlock_operator.metrics import Metrics
@@ -38,6 +48,10 @@ STUCK_SECONDS: Final = 180.0
 _GONE_SECONDS: Final = 1.0
 """How long an execution outlives its BatchJob: time to see whether the whole kind is being removed."""
 _POOLS_SECONDS: Final = 10.0
+_SETTLE_SECONDS: Final = 8.0
+"""How long an operator that ends may see to what cannot wait for the next one."""
+_RIGHTS_SECONDS: Final = 600.0
+"""How often the operator asks for its rights; sooner after the API server has refused something."""
 _FAILURES_TOLD: Final = 3
 """After so many failures in a row an event tells of them."""
 
@@ -50,10 +64,21 @@ class Controller:
         settings: Settings,
         *,
         kubernetes: Kubernetes,
+        rewatch: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Make it.
+
+        Args:
+            settings: Its settings.
+            kubernetes: The API server.
+            rewatch: Called when BatchJobs have become a kind of this cluster, which nobody watches
+                yet.
+            clock: Monotonic seconds.
+        """
         self._settings = settings
         self._kubernetes = kubernetes
+        self._rewatch = rewatch
         self._clock = clock
         self._scopes: tuple[str | None, ...] = tuple(sorted(settings.namespaces)) or (None,)
         self.queue: WorkQueue[Work] = WorkQueue()
@@ -78,6 +103,9 @@ class Controller:
         self._absences = Absences(settings.sweep_seconds)
         self._listed = asyncio.Event()
         self._list_problem = "nothing has been listed yet"
+        self._is_kind_missing = False
+        self._missing_right = ""
+        self._rights_due = float("-inf")
         self._turns: dict[str, float] = {}
 
     # -- what the watches bring ----------------------------------------------------------------
@@ -211,6 +239,8 @@ class Controller:
     async def _failed(self, work: Work, error: Exception) -> None:
         reason = _reason(error)
         self.metrics.reconcile_errors.labels(reason).inc()
+        if isinstance(error, Forbidden):
+            self._rights_due = float("-inf")
         pause = self.queue.retry(work)
         log.log(
             logging.ERROR if reason == "internal" else logging.WARNING,
@@ -257,6 +287,20 @@ class Controller:
                     f"cancelled execution {run}: BatchJob {_name(gone)} was deleted",
                     extra={"event": "execution_cancelled", "execution": str(run)},
                 )
+
+    async def settle(self) -> None:
+        """Before the end: release what waits for it, as far as a few seconds suffice.
+
+        The next operator finds it too. But if the whole kind was removed and comes back, it could not
+        tell that from BatchJobs that somebody has deleted.
+        """
+        try:
+            async with asyncio.timeout(_SETTLE_SECONDS):
+                for work in self.queue.pending():
+                    if isinstance(work, Gone):
+                        await self._release(work)
+        except (ApiError, Unavailable, TimeoutError) as error:
+            log.info(f"left to the next operator: {error}", extra={"event": "release_skipped"})
 
     async def _is_uninstalled(self) -> bool:
         """Whether the kind itself is being removed, which deletes every BatchJob on the way."""
@@ -313,11 +357,12 @@ class Controller:
     # -- everything, again ---------------------------------------------------------------------
 
     async def _resync_turn(self) -> None:
-        if await self.resync():
+        await self._look_at_rights()
+        listed = await self.resync()
+        if listed:
             self._listed.set()
-            await asyncio.sleep(self._settings.resync_seconds)
-        else:
-            await asyncio.sleep(min(5.0, self._settings.resync_seconds))
+        pause = self._settings.resync_seconds
+        await asyncio.sleep(pause if listed and not self._missing_right else min(5.0, pause))
 
     async def resync(self) -> bool:
         """List everything and let it be looked at again.
@@ -325,26 +370,48 @@ class Controller:
         Returns:
             Whether every list succeeded.
         """
-        problems = [
-            problem
-            for namespace in self._scopes
-            for problem in (
-                await self._resync_batchjobs(namespace),
-                await self._resync_jobs(namespace),
-            )
-            if problem
-        ]
+        problems: list[str] = []
+        for namespace in self._scopes:
+            try:
+                problems += filter(None, [await self._resync_batchjobs(namespace)])
+                problems += filter(None, [await self._resync_jobs(namespace)])
+            except Unreachable as error:
+                problems.append(str(error))
+                break  # each of the others would take as long to say so
         if problems and problems[0] != self._list_problem:
             log.warning(f"cannot list: {problems[0]}", extra={"event": "list_failed"})
         self._list_problem = problems[0] if problems else ""
         if problems:
             return False
         self.metrics.last_list.set(time.time())
+        if self._is_kind_missing:
+            self._is_kind_missing = False
+            log.info(
+                "BatchJobs have become a kind of this cluster", extra={"event": "kind_appeared"}
+            )
+            self._rewatch()
         first = not self._listed.is_set()
         spread = 0.0 if first else min(10.0, self._settings.resync_seconds / 4)
         for key in self.cache.places():
             self.queue.add_after(key, random.uniform(0.0, spread))
         return True
+
+    async def _look_at_rights(self) -> None:
+        if self._clock() < self._rights_due:
+            return
+        found = ""
+        try:
+            for namespace in self._scopes:
+                self._turns["resync"] = self._clock()
+                found = await rights.missing(self._kubernetes, namespace)
+                if found:
+                    break
+        except ApiError:
+            return  # as good as not asked; the lists tell why
+        if found and found != self._missing_right:
+            log.error(f"missing right: {found}", extra={"event": "right_missing"})
+        self._missing_right = found
+        self._rights_due = float("-inf") if found else self._clock() + _RIGHTS_SECONDS
 
     async def _resync_batchjobs(self, namespace: str | None) -> str:
         asked_at = self._clock()
@@ -367,13 +434,20 @@ class Controller:
     async def _list(
         self, loop: str, resource: Resource, namespace: str | None, labels: str | None = None
     ) -> tuple[list[dict[str, Any]] | None, str]:
-        """A list, or why there is none."""
+        """A list, or why there is none.
+
+        Raises:
+            Unreachable: The API server does not answer, nor would it for another list.
+        """
         # An API server that does not answer costs half a minute for each list, and is no reason
         # to restart this pod.
         self._turns[loop] = self._clock()
         try:
             return await self._kubernetes.list_all(resource, namespace, labels=labels), ""
+        except Unreachable:
+            raise
         except ApiError as error:
+            self._is_kind_missing |= resource == BATCHJOBS and isinstance(error, Missing)
             where = f"namespace {namespace}" if namespace else "all namespaces"
             return None, f"list {resource} in {where}: {error.message}"
 
@@ -411,6 +485,8 @@ class Controller:
         """What keeps the operator from its work; None if nothing does."""
         if self._list_problem:
             return self._list_problem
+        if self._missing_right:
+            return f"missing right: {self._missing_right}"
         return (
             f"the database does not answer: {self.mirror.problem}" if self.mirror.problem else None
         )

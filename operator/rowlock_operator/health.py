@@ -32,7 +32,7 @@ class HealthServer:
         Raises:
             UsageError: It cannot be bound.
         """
-        runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=0)
+        runner = web.ServerRunner(web.Server(self._answer, access_log=None), shutdown_timeout=0.1)
         await runner.setup()
         try:
             await web.TCPSite(runner, port=port).start()

@@ -62,6 +62,10 @@ class Settings:
     resync_seconds: float = 60.0
     """How often everything is listed and looked at again, whatever the watches said. Seconds
     (`ROWLOCK_RESYNC_SECONDS`)."""
+    watch_seconds: float = 70.0
+    """After so long without a word from the API server a watch is made anew: its connection may have
+    been dropped in silence. Seconds (`ROWLOCK_WATCH_SECONDS`). A word comes each minute, so below
+    that quiet watches are made anew all the time."""
     sweep_seconds: float = 30.0
     """How often executions are looked for whose BatchJob is gone; it must be missing twice, so far
     apart. Seconds (`ROWLOCK_SWEEP_SECONDS`)."""
@@ -235,6 +239,7 @@ _READERS: Final = {
     "http_port": _port,
     "sync_seconds": _seconds,
     "resync_seconds": _seconds,
+    "watch_seconds": _seconds,
     "sweep_seconds": _seconds,
     "stale_seconds": _seconds,
     "log_format": _log_format,

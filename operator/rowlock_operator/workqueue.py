@@ -56,6 +56,10 @@ class WorkQueue(Generic[K]):
         """How long the key that has been in work longest has been so; 0 if none is."""
         return max((self._clock() - since for since in self._working.values()), default=0.0)
 
+    def pending(self) -> list[K]:
+        """All keys that wait or come later."""
+        return [*self._dirty, *self._later]
+
     def failures(self, key: K) -> int:
         """How often a key has failed since it last succeeded."""
         return self._failures.get(key, 0)

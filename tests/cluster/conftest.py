@@ -6,6 +6,8 @@ namespace    kubectl in a namespace of this test's own
 postgres, database   as everywhere, on a server that pods can reach
 secret       the Secret with the database's connection strings, in the namespace
 operators    starts operators as processes here, with the minimal rights in the namespace
+scene        a published job, and everything that tests of the operator do in the database
+proxy        stands between the operators and the API server, from its request on
 
 Marks: `nodes` for tests whose pods must run, `fault` for those that break the cluster. What a
 cluster cannot do is deselected, and said in one line.
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.apiproxy import ApiProxy
 from tests.support.cluster import (
     MANIFESTS,
     SECRET,
@@ -28,12 +31,11 @@ from tests.support.cluster import (
     BedError,
     Kubectl,
     Operators,
-    account_kubeconfig,
     database_secret,
-    kustomization,
     operators_of_the_cluster,
     temporary_namespace,
 )
+from tests.support.operator_scene import OperatorScene
 from tests.support.postgres import Cluster, Database
 
 HERE = Path(__file__).parent
@@ -125,22 +127,24 @@ def secret(namespace: Kubectl, database: Database) -> str:
 
 @pytest.fixture
 def operators(namespace: Kubectl, database: Database, tmp_path: Path) -> Generator[Operators]:
-    assert namespace.namespace is not None
-    rights = kustomization(
-        tmp_path / "rights", MANIFESTS / "rbac" / "namespaced", namespace=namespace.namespace
-    )
-    namespace.run("apply", "-k", str(rights))
-    account = account_kubeconfig(namespace, "rowlock-operator", tmp_path / "operator.kubeconfig")
-    operators = Operators(
-        kubectl=namespace,
-        dsn=database.dsn_as("rowlock_operator"),
-        kubeconfig=account,
-        folder=tmp_path,
-    )
+    operators = Operators.inside(namespace, database, tmp_path)
     try:
         yield operators
     finally:
         operators.close()
+
+
+@pytest.fixture
+def scene(database: Database) -> Generator[OperatorScene]:
+    with OperatorScene(database) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(operators: Operators) -> Generator[ApiProxy]:
+    with ApiProxy(operators.kubeconfig) as made:
+        operators.kubeconfig = made.kubeconfig
+        yield made
 
 
 @pytest.hookimpl(wrapper=True)

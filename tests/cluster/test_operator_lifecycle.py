@@ -6,35 +6,15 @@ The pods of master Jobs do not have to run for this: the tests play the nodes.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 
-import pytest
-
-from tests.support.cluster import Kubectl, Object, Operators, condition
+from tests.support.cluster import Kubectl, Object, Operators, condition, shows
 from tests.support.operator_scene import OperatorScene
-from tests.support.postgres import Database
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def scene(database: Database) -> Generator[OperatorScene]:
-    with OperatorScene(database) as made:
-        yield made
 
 
 def the_status(kubectl: Kubectl, name: str) -> Object:
     status: Object = kubectl.get("batchjob", name).get("status", {})
     return status
-
-
-def shows(kubectl: Kubectl, name: str, *, seconds: float = 20, **fields: object) -> None:
-    """Wait until the status has these fields."""
-
-    def there() -> bool:
-        status = the_status(kubectl, name)
-        return all(status.get(field) == value for field, value in fields.items())
-
-    wait_until(there, seconds=seconds, what=f"{name}: {fields}", every_seconds=0.1)
 
 
 def conditions_of(kubectl: Kubectl, name: str) -> dict[str, str]:

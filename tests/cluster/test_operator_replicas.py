@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
 
 from tests.support.builders import a_seed
 from tests.support.cluster import Kubectl, Object, OperatorProcess, Operators, as_text
 from tests.support.operator_scene import OperatorScene
-from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
 MANY = 100
 RSS_MIB_MAX = 200
 GROWTH_MIB_MAX = 30
-
-
-@pytest.fixture
-def scene(database: Database) -> Generator[OperatorScene]:
-    with OperatorScene(database) as made:
-        yield made
 
 
 def rss_mib(operator: OperatorProcess) -> float:

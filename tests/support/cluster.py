@@ -232,6 +232,32 @@ def condition(batchjob: Object, kind: str) -> Object:
     return found[0] if found else {}
 
 
+def becomes(
+    kubectl: Kubectl, name: str, kind: str, status: str, reason: str = "", *, seconds: float = 30
+) -> Object:
+    """Wait until a condition of a BatchJob has this status (and this reason), and return it."""
+
+    def there() -> bool:
+        found = condition(kubectl.get("batchjob", name), kind)
+        return found.get("status") == status and (not reason or found.get("reason") == reason)
+
+    wait_until(there, seconds=seconds, what=f"{kind}={status} {reason}", every_seconds=0.1)
+    return condition(kubectl.get("batchjob", name), kind)
+
+
+def shows(kubectl: Kubectl, name: str, *, seconds: float = 20, **fields: object) -> Object:
+    """Wait until the status of a BatchJob has these fields, and return it."""
+    status: Object = {}
+
+    def there() -> bool:
+        status.clear()
+        status.update(kubectl.get("batchjob", name).get("status", {}))
+        return all(status.get(field) == value for field, value in fields.items())
+
+    wait_until(there, seconds=seconds, what=f"{name}: {fields}", every_seconds=0.1)
+    return status
+
+
 # -- what a test installs ----------------------------------------------------------------------
 
 
@@ -414,6 +440,11 @@ class OperatorProcess:
             text: str = reply.read().decode()
             return text
 
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels."""
+        (line,) = [one for one in self.metrics().splitlines() if one.startswith(f"{name} ")]
+        return float(line.split()[1])
+
     def ready(self, seconds: float = 30.0) -> Self:
         """Wait until it is ready; fail with its log if it ends before that."""
 
@@ -450,6 +481,30 @@ class Operators:
     cluster: str = field(default_factory=lambda: f"test-{secrets.token_hex(3)}")
     """The name that this cluster has in the database."""
     started: list[OperatorProcess] = field(default_factory=list[OperatorProcess])
+
+    @classmethod
+    def inside(cls, kubectl: Kubectl, database: Database, folder: Path) -> Self:
+        """Operators of a cluster of their own with the minimal rights in a namespace, and no others.
+
+        Args:
+            kubectl: In the namespace.
+            database: Which they use.
+            folder: Where they may write.
+        """
+        assert kubectl.namespace is not None
+        folder.mkdir(exist_ok=True)
+        rights = kustomization(
+            folder / "rights", MANIFESTS / "rbac" / "namespaced", namespace=kubectl.namespace
+        )
+        kubectl.run("apply", "-k", str(rights))
+        return cls(
+            kubectl=kubectl,
+            dsn=database.dsn_as("rowlock_operator"),
+            kubeconfig=account_kubeconfig(
+                kubectl, "rowlock-operator", folder / "operator.kubeconfig"
+            ),
+            folder=folder,
+        )
 
     def start(self, *, ready: bool = True, **environment: str) -> OperatorProcess:
         """Start one more.
