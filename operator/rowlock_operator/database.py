@@ -91,6 +91,10 @@ class Link:
         self._not_before = float("-inf")
         self._problem = ""
 
+    def hurry(self) -> None:
+        """Connect at the next use, if there is no connection: the database is known to answer."""
+        self._not_before = float("-inf")
+
     async def close(self) -> None:
         """Close the connection. The next use would make another one."""
         connection, self._connection = self._connection, None
@@ -427,7 +431,9 @@ class Database:
                 " AND (" + _LIVE + " OR e.execution_id = ANY (%(known)s))",
                 {"cluster": self._cluster, "kind": KIND, "known": list(known)},
             )
-            return [self._row(row) for row in await cursor.fetchall()]
+            rows = await cursor.fetchall()
+        self._work.hurry()
+        return [self._row(row) for row in rows]
 
     async def hint(self, seconds: float) -> None:
         """Return when the database says that something has happened, or after this time.

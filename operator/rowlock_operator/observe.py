@@ -56,6 +56,8 @@ class _PodLook:
     trouble: str
     at: float
     pause_seconds: float
+    version: str
+    """Of the Job: when it changes, its pods have."""
 
 
 class Observer:
@@ -150,9 +152,14 @@ class Observer:
             create_problem=create_problem,
             answer=answer,
         )
-        try:
-            observed = await self._with_database(observed, seen)
-        except Unavailable:
+        # Twice, since the first may only have found that its connection has gone meanwhile.
+        for _ in range(2):
+            try:
+                observed = await self._with_database(observed, seen)
+            except Unavailable:
+                continue
+            break
+        else:
             observed = replace(observed, database_up=False)
         execution = observed.execution
         ended = execution is not None and execution.ended
@@ -240,7 +247,7 @@ class Observer:
         looks = self._pods.setdefault(batchjob.uid, {})
         known = looks.get(seen.job.uid)
         now = self._clock()
-        if known is None or now - known.at >= known.pause_seconds:
+        if known is None or known.version != seen.version or now - known.at >= known.pause_seconds:
             try:
                 pods = await self._kubernetes.list_all(
                     PODS, batchjob.namespace, labels=f"batch.kubernetes.io/job-name={seen.job.name}"
@@ -251,7 +258,7 @@ class Observer:
             first, longest = POD_SECONDS
             same = known is not None and known.trouble == text
             pause = min(longest, known.pause_seconds * 2) if known is not None and same else first
-            known = looks[seen.job.uid] = _PodLook(text, now, pause)
+            known = looks[seen.job.uid] = _PodLook(text, now, pause, seen.version)
         return replace(seen.job, pod_trouble=known.trouble)
 
 

@@ -358,6 +358,23 @@ def test_while_the_database_cannot_be_reached_nobody_waits_for_it_twice() -> Non
     assert "very-secret" not in f"{first.value}{second.value}"
 
 
+def test_once_the_mirror_has_an_answer_nobody_waits_any_longer_to_connect(scene: Scene) -> None:
+    right = scene.database.dsn_as("rowlock_operator")
+    dsns = ["host=127.0.0.1 port=1"]
+    with an_operator(lambda: dsns[-1]) as operator:
+        for _ in range(20):  # each failure makes the pause longer that comes next
+            with pytest.raises(Unavailable):
+                operator.do(operator.database.execution_of("uid"))
+            operator.database._work.hurry()
+        with pytest.raises(Unavailable):
+            operator.do(operator.database.execution_of("uid"))
+        dsns.append(right)
+
+        operator.do(operator.database.live())
+
+        assert operator.do(operator.database.execution_of("uid")) is None
+
+
 def test_a_session_that_freezes_is_given_up(
     scene: Scene, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
