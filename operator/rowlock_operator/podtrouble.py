@@ -38,14 +38,14 @@ def trouble(pods: Sequence[JsonObject], now: datetime) -> str:
     newest = max(pods, key=_created)
     name = str(as_object(newest.get("metadata")).get("name") or "?")
     status = as_object(newest.get("status"))
-    for cause in (
-        *_container_troubles(status),
-        _scheduling_trouble(status),
-        _end(status),
-        _delay(status, now),
-    ):
-        if cause:
-            return _short(f"pod {name}: {cause}")
+    causes: Iterable[str] = (
+        # Of a pod that has ended, what it once waited for is of no interest any more.
+        [_end(status)]
+        if status.get("phase") == "Failed"
+        else [*_container_troubles(status), _scheduling_trouble(status), _delay(status, now)]
+    )
+    for cause in filter(None, causes):
+        return _short(f"pod {name}: {cause}")
     return ""
 
 
@@ -85,8 +85,6 @@ def _scheduling_trouble(status: JsonObject) -> str:
 
 def _end(status: JsonObject) -> str:
     """How a pod that has failed came to its end."""
-    if status.get("phase") != "Failed":
-        return ""
     for field in ("initContainerStatuses", "containerStatuses"):
         for container in map(as_object, as_list(status.get(field))):
             ended = as_object(as_object(container.get("state")).get("terminated"))

@@ -113,6 +113,13 @@ def test_the_newest_pod_counts() -> None:
     assert trouble([new, old], NOW) == ""
 
 
+def test_what_a_pod_waited_for_before_it_failed_does_not_count() -> None:
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    pod = a_pod(phase="Failed", reason="Evicted", conditions=[unplaced])
+
+    assert trouble([pod], NOW).endswith("it failed (Evicted)")
+
+
 def test_the_sentence_is_short_on_one_line_and_shows_no_password() -> None:
     message = "failed to pull\nfrom https://robot:very-secret@registry.example/x " + "x" * 1000
     said = trouble([a_pod(waiting("ErrImagePull", message))], NOW)
