@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
+import yaml
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from tests.support.cluster import Kubectl, Object, OperatorProcess, Operators, condition
+from tests.support.cluster import (
+    MANIFESTS,
+    Kubectl,
+    Object,
+    OperatorProcess,
+    Operators,
+    becomes,
+)
 from tests.support.operator_scene import OperatorScene
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def scene(database: Database) -> Generator[OperatorScene]:
-    with OperatorScene(database) as made:
-        yield made
-
-
-def becomes(
-    kubectl: Kubectl, name: str, kind: str, status: str, reason: str = "", *, seconds: float = 30
-) -> Object:
-    """Wait for a condition, and return it."""
-
-    def there() -> bool:
-        found = condition(kubectl.get("batchjob", name), kind)
-        return found.get("status") == status and (not reason or found.get("reason") == reason)
-
-    wait_until(there, seconds=seconds, what=f"{kind}={status} {reason}", every_seconds=0.1)
-    return condition(kubectl.get("batchjob", name), kind)
 
 
 def readyz(operator: OperatorProcess) -> str:
@@ -79,6 +68,22 @@ def test_while_the_database_is_away_nothing_is_made_and_afterwards_everything_go
     assert operator.answers("/readyz")
 
 
+def test_a_database_session_that_has_gone_meanwhile_delays_nobody(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene
+) -> None:
+    operators.start()
+    namespace.apply(scene.batchjob("before"))
+    becomes(namespace, "before", "Accepted", "True")
+    scene.all(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = 'rowlock-operator'"
+    )
+
+    namespace.apply(scene.batchjob("nightly"))
+
+    becomes(namespace, "nightly", "Accepted", "True", seconds=10)
+
+
 def test_a_namespace_goes_although_every_operator_is_dead(
     namespace: Kubectl, operators: Operators, scene: OperatorScene
 ) -> None:
@@ -90,33 +95,47 @@ def test_a_namespace_goes_although_every_operator_is_dead(
     namespace.run("delete", "namespace", str(namespace.namespace), seconds=60)
 
 
-def test_a_right_that_is_missing_is_named_and_nothing_is_done_without_it(
+def test_whatever_right_is_missing_is_named_and_with_all_of_them_it_works_without_any_in_the_cluster(
     namespace: Kubectl, operators: Operators, scene: OperatorScene
 ) -> None:
+    """An operator with too few rights must say which, and one of a namespace must need no others.
+
+    Known from dask/dask-kubernetes#916, nolar/kopf#1153 and homer-operator#51: it retried in silence and
+    watched nothing.
+    """
     role = namespace.get("role", "rowlock-operator")
-    rules = [rule for rule in role["rules"] if rule["resources"] != ["jobs"]]
-    namespace.run(
-        "patch", "role", "rowlock-operator", "--type=merge", "-p", json.dumps({"rules": rules})
-    )
-    operator = operators.start(ready=False)
 
-    wait_until(lambda: "jobs" in readyz(operator), seconds=30, what="the reason", every_seconds=0.1)
-    said = readyz(operator)
-    assert f"list jobs.batch in namespace {namespace.namespace}" in said
-    assert "forbidden" in said
-    assert operator.answers("/livez")
+    def grant(rules: Sequence[Object]) -> None:
+        change = json.dumps({"rules": rules})
+        namespace.run("patch", "role", "rowlock-operator", "--type=merge", "-p", change)
 
-    namespace.run(
-        "patch",
-        "role",
-        "rowlock-operator",
-        "--type=merge",
-        "-p",
-        json.dumps({"rules": role["rules"]}),
-    )
-    operator.ready()
+    grant([])
+    operator = operators.start(ready=False, ROWLOCK_RESYNC_SECONDS="0.5")
     namespace.apply(scene.batchjob("nightly"))
+    for number, rule in enumerate(role["rules"]):
+        (resource,), (group,) = rule["resources"], rule["apiGroups"]
+        for verb in rule["verbs"]:
+            if (resource, verb) in {("pods", "get"), ("pods", "watch"), ("events", "patch")}:
+                continue  # granted for the future, and not used
+            rules = copy.deepcopy(role["rules"])
+            rules[number]["verbs"].remove(verb)
+            grant([rule for rule in rules if rule["verbs"]])
+            kind, _, sub = resource.partition("/")
+            name = ".".join(filter(None, (kind, group))) + (f"/{sub}" if sub else "")
+            wait_until(
+                lambda said=f"{verb} {name} in namespace {namespace.namespace}": (  # type: ignore[misc]
+                    said in readyz(operator)
+                ),
+                seconds=20,
+                what=f"{verb} {name}",
+                every_seconds=0.05,
+            )
+            assert operator.answers("/livez")
+
+    grant(role["rules"])
+    operator.ready()
     becomes(namespace, "nightly", "Accepted", "True")
+    assert operator.process.poll() is None
 
 
 def test_a_job_that_is_deleted_by_hand_is_made_again_until_the_execution_has_ended(
@@ -259,6 +278,69 @@ def test_a_rotated_password_reaches_a_running_operator_and_is_never_told(
     told = operator.log + namespace.text("get", "batchjobs,events,jobs", "-o", "json")
     assert "first-secret" not in told
     assert "second-secret" not in told
+
+
+def test_a_password_is_nowhere_but_where_it_has_to_be(
+    namespace: Kubectl, operators: Operators, scene: OperatorScene, tmp_path: Path
+) -> None:
+    planted = ["planted-in-the-dsn", "planted-in-the-env", "planted-in-the-image"]
+    pools = yaml.safe_load((MANIFESTS / "operator" / "pools.yaml").read_text())
+    (container,) = pools["pools"]["default"]["template"]["spec"]["containers"]
+    container["env"].append({"name": "TOKEN", "value": planted[1]})
+    container["image"] = f"https://user:{planted[2]}@registry.example/jobs:1"
+    broken = copy.deepcopy(pools["pools"]["default"])
+    broken["template"]["spec"]["containers"][0]["env"].append({"name": "", "value": planted[1]})
+    pools["pools"]["broken"] = broken
+    pools_file = tmp_path / "pools.yaml"
+    pools_file.write_text(json.dumps(pools))  # which is YAML, too
+    login = scene.database.cluster.login("rowlock_operator")
+    dsn_file = tmp_path / "dsn"
+    right = scene.database.dsn_as("rowlock_operator")
+    wrong = make_conninfo(right, user=f"{login}-wrong", password=planted[0])
+    dsn_file.write_text(wrong)
+    settings = {
+        "ROWLOCK_DSN": "",
+        "ROWLOCK_DSN_FILE": str(dsn_file),
+        "ROWLOCK_POOLS_FILE": str(pools_file),
+        "ROWLOCK_STALE_SECONDS": "1",
+    }
+    operator = operators.start(ready=False, **settings)
+
+    # Whatever can go wrong about each of them, and what it makes the operator say.
+    namespace.apply(scene.batchjob("nightly"), scene.batchjob("other", pool="broken"))
+    becomes(namespace, "nightly", "Accepted", "Unknown")
+    said = readyz(operator)
+    dsn_file.write_text(f"{right} {planted[0]}")
+    wait_until(lambda: readyz(operator) != said, what="the next failure", every_seconds=0.1)
+    said += readyz(operator)
+    dsn_file.write_text(right)
+    operator.ready()
+    for name in ("nightly", "other"):
+        becomes(namespace, name, "Accepted", "True")
+    run = scene.plan(scene.execution_of("nightly").execution_id, 1)
+    scene.a_failure(run.master)
+    assert scene.advance(run) == "FAILED"
+    becomes(namespace, "nightly", "Failed", "True")
+    wait_until(
+        lambda: "env[" in namespace.get("batchjob", "other")["status"]["message"],
+        what="why the Job is refused",
+        every_seconds=0.1,
+    )
+    said += operator.log + operator.metrics()
+    operator.kill()
+    pools_file.write_text(f"pools: [{planted[1]}: {{")
+    operator = operators.start(ready=True, **settings)
+    namespace.apply(scene.batchjob("third"))
+    becomes(namespace, "third", "Accepted", "False", "PoolUnknown")
+
+    said += operator.log + operator.metrics()
+    said += namespace.text("get", "batchjobs,events", "-o", "json")
+    for table in ("batch_job_coordination", "batch_instances", "batch_events"):
+        rows = scene.admin.execute(
+            sql.SQL("SELECT * FROM rowlock.{}").format(sql.Identifier(table))
+        )
+        said += str(rows.fetchall())
+    assert [word for word in planted if word in said] == []
 
 
 def _a_pod() -> Object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from tests.support.cluster import MANIFESTS, Kubectl, Operators, becomes
@@ -9,6 +10,7 @@ from tests.support.operator_scene import OperatorScene
 from tests.support.waiting import wait_until
 
 CRD = "batchjobs.batch.rowlock.dev"
+LAST_EVENT = "rowlock_operator_watch_last_event_timestamp_seconds"
 
 
 def test_executions_outlive_the_removal_of_their_kind_and_the_operator_works_again_when_it_is_back(
@@ -34,19 +36,28 @@ def test_executions_outlive_the_removal_of_their_kind_and_the_operator_works_aga
             every_seconds=0.1,
         )
         assert len(live(scene)) == 5
-        assert operator.process.poll() is None
+        early = operators.start(ready=False, ROWLOCK_RESYNC_SECONDS="1")
+        wait_until(lambda: early.answers("/livez"), seconds=30, what="alive", every_seconds=0.1)
+        wait_until(lambda: operator.answers("/livez"), seconds=30, what="alive", every_seconds=0.1)
     finally:
         kubectl.run("apply", "--server-side", "-k", str(MANIFESTS / "crd"))
         kubectl.wait(f"crd/{CRD}", "condition=Established")
 
-    operator.ready()
+    for one in (operator, early):
+        one.ready()
+    applied = time.time()
     namespace.apply(scene.batchjob("again"))
     becomes(namespace, "again", "Accepted", "True")
-    # By a watch, not only by looking at everything now and then.
-    events = "rowlock_operator_watch_last_event_timestamp_seconds"
-    wait_until(lambda: operator.answers("/metrics") and operator.metric(events) > 0, what="a watch")
+    # By a watch, not only by looking at everything now and then; also whoever came before the kind.
+    for one in (operator, early):
+        wait_until(
+            lambda one=one: one.answers("/metrics") and one.metric(LAST_EVENT) > applied,  # type: ignore[misc]
+            seconds=30,
+            what="a watch",
+            every_seconds=0.1,
+        )
+        assert one.process.poll() is None
     assert len(live(scene)) == 6
-    assert operator.process.poll() is None
 
 
 def live(scene: OperatorScene) -> list[Any]:
