@@ -397,6 +397,26 @@ def test_nothing_is_resolved_in_an_instance_that_never_runs_again(scene: Scene, 
     assert "partition_resolved" not in scene.events(run)
 
 
+def test_a_start_that_was_forgotten_too_early_is_heard_of_at_its_end(scene: Scene) -> None:
+    """Resolved while its node was silent and could report nothing: the work is done twice, and an event
+    says so, once."""
+    run = scene.an_execution(["a"], delivery=AT_MOST_ONCE)
+    node = scene.a_node()
+    (claim,) = scene.claim(node)
+    scene.remove(node)
+    assert scene.advance(run) == "FAILED"
+    scene.people.resolve(run.id, "a", "retry", actor="alice", reason=None)
+    again = scene.a_restart(run)
+    (second,) = scene.claim(scene.a_node())
+
+    for _ in range(2):
+        assert scene.store.record_evidence(claim.id, claim.token, {"outcome": "completed"})
+
+    assert scene.events(run).count("late_evidence") == 1
+    assert "late_evidence" not in scene.events(again)
+    assert scene.start_of(second).evidence is None
+
+
 # -- who may restart what --------------------------------------------------------------------------------
 
 

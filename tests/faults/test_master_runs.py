@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.faults.test_masters import ended_once, epochs
+from tests.faults.test_masters import ended_once, epochs, finished_by
 from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, NodeProcess, eventually
 
@@ -93,6 +93,36 @@ def test_of_two_master_runs_one_drives_both_work_and_the_other_takes_over(fleet:
 
     assert second.wait_gone() == 0
     ended_once(fleet, fleet.execution(run), 4)
+
+
+@pytest.mark.parametrize("where", ["partition", "finish"])
+def test_of_two_master_runs_the_first_sleeps_past_its_removal_and_changes_nothing(
+    fleet: Fleet, where: str
+) -> None:
+    """Paused in the author's method, it wakes beside its successor, which is in the same one. Both exit with
+    the outcome; the plan is there once, and so are the rows of finish()."""
+    hold = [step("wait", fleet.path("go"))]
+    event, key = (
+        ("plan_start", "plan") if where == "partition" else ("finish_in_transaction", "finish")
+    )
+    script = fleet.script(
+        parts(3), plan=hold if where == "partition" else (), commit=hold if key == "finish" else ()
+    )
+    run = fleet.request("fault.summed", params=script, adopt_after_seconds=NEVER_BY_ITSELF)
+    first = fleet.master(run, slots=1, name="first")
+    fleet.wait_ledger(event, key)
+    second = fleet.master(run, slots=1, name="second")
+    second.wait_event("master_is_another")
+
+    first.pause()
+    fleet.wait_ledger(event, key, 2)
+    first.resume()
+    first.wait_event("node_was_removed")
+    fleet.open("go")
+
+    assert second.wait_gone() == first.wait_gone() == 0
+    assert finished_by(fleet) == ["second"]
+    ended_once(fleet, fleet.execution(run), 3)
 
 
 @pytest.mark.parametrize("driven_by", ["itself", "a node"])

@@ -51,6 +51,40 @@ def test_a_restart_with_more_or_fewer_nodes_does_what_is_left_and_no_more(
     assert len(fleet.ledger().of("finish_start")) == 1
 
 
+def test_attempts_of_the_execution_before_change_nothing_when_they_wake(fleet: Fleet) -> None:
+    """Paused with transactions open, one of them behind a checkpoint. Their execution is cancelled and
+    restarted, and the restart completes: woken, they commit nothing, and no row is written twice."""
+    one = fleet.node("one", slots=2)
+    held = step("rows_then_wait", fleet.path("go"))
+    chunks = step("chunks", {"items": 4, "size": 2})
+    first = fleet.request("fault.summed", parts=[part("a", chunks, held), part("b", held)])
+    eventually(
+        lambda: (
+            fleet.value(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'rowlock work%%'"
+            )
+            == 2
+        ),
+        "both are in their transactions",
+    )
+    one.pause()
+    fleet.node("two", slots=2)
+    fleet.cancel(first)
+    fleet.wait(first, "CANCELLED")
+    fleet.open("go")
+
+    second = fleet.restart(first)
+    row = fleet.wait(second)
+    one.resume()
+    one.wait_event("node_was_removed")
+    one.wait_registered(2)
+
+    assert one.terminate_and_wait() == 0
+    assert row.counts == {"total": 2, "completed": 2, "failed": 0, "cancelled": 0}
+    assert fleet.execution(second) == row
+    assert fleet.status(first) == "CANCELLED"
+
+
 def test_once_work_that_was_lost_is_not_started_again_until_somebody_says_so(fleet: Fleet) -> None:
     """kill -9 in the middle of AT_MOST_ONCE work: FAILED, outcome unknown. A restart carries it and
     starts nothing. Resolved as completed, the next one has its result, and the plan is complete."""

@@ -481,23 +481,31 @@ AS $$
     WHERE p.status = 'CLAIMED' AND p.assigned_node = p_node;
 $$;
 
--- Keep what an AT_MOST_ONCE attempt reported after its claim was taken away.
+-- Keep what an AT_MOST_ONCE attempt reported after its claim was taken away: beside its start, and as an event,
+-- once. The event alone where somebody has resolved the partition as retry meanwhile, which deletes the start: the
+-- work was done twice, and nothing else would tell. False: there is no such start.
 CREATE FUNCTION rowlock.record_evidence(p_id bigint, p_token uuid, p_evidence jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
+DECLARE
+    v_row batch_partitions;
 BEGIN
-    UPDATE batch_starts s SET evidence = p_evidence || jsonb_build_object('at', rowlock.now())
-    FROM batch_partitions p JOIN batch_job_coordination e USING (execution_id)
-    WHERE p.id = p_id AND s.job_name = e.job_name AND s.instance_key = e.instance_key
-      AND s.step = p.step AND s.partition_key = p.partition_key
+    SELECT p.* INTO v_row FROM batch_partitions p WHERE p.id = p_id;
+    UPDATE batch_starts s SET evidence = coalesce(s.evidence, p_evidence || jsonb_build_object('at', rowlock.now()))
+    FROM batch_job_coordination e
+    WHERE e.execution_id = v_row.execution_id AND s.job_name = e.job_name AND s.instance_key = e.instance_key
+      AND s.step = v_row.step AND s.partition_key = v_row.partition_key
       AND s.claim_token = p_token;  -- guard: evidence of this start, no other
-    IF FOUND THEN
-        PERFORM rowlock._event('late_evidence', p.execution_id, p.id, p.assigned_node,
-                               'node ' || p.assigned_node, p_evidence)
-        FROM batch_partitions p WHERE p.id = p_id;
-        RETURN true;
+    IF NOT FOUND AND v_row.claim_token IS DISTINCT FROM p_token THEN
+        RETURN false;
     END IF;
-    RETURN false;
+    IF NOT EXISTS (SELECT FROM batch_events v
+                   WHERE v.execution_id = v_row.execution_id AND v.partition_id = p_id
+                     AND v.event = 'late_evidence') THEN
+        PERFORM rowlock._event('late_evidence', v_row.execution_id, p_id, v_row.assigned_node,
+                               'node ' || v_row.assigned_node, p_evidence);
+    END IF;
+    RETURN true;
 END
 $$;
 
