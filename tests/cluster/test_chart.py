@@ -170,6 +170,17 @@ def test_the_password_of_the_demonstration_outlives_an_upgrade(demo: Release) ->
     assert passwords() == before
 
 
+def test_a_demonstration_whose_database_is_lost_begins_anew(demo: Release) -> None:
+    (lost,) = demo.pods("demo-database")
+    demo.kubectl.run("delete", "pod", lost, "--force", "--grace-period=0")
+    demo.kubectl.run(
+        *("rollout", "status", f"deployment/{RELEASE}-rowlock-demo-database", "--timeout=90s"),
+        seconds=100,
+    )
+    # Operator and nodes find the new one, with nothing in it, by themselves.
+    assert "Phase:          Succeeded" in demo.helm("test", RELEASE, "--logs")
+
+
 def test_what_is_uninstalled_blocks_nothing_and_leaves_the_kind(
     kubectl: Kubectl, namespace: Kubectl, bed: Bed
 ) -> None:

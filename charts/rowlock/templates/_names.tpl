@@ -1,17 +1,17 @@
 {{/* Names, labels and images. Every template here takes the root context, or a dict with it as `root`. */}}
 
 {{- define "rowlock.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 48 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* At most 40 characters, so that the names of Services still fit. */}}
+{{/* At most 48 characters, so that the names of Services still fit. */}}
 {{- define "rowlock.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" -}}
 {{- else if contains (include "rowlock.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 48 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "rowlock.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name (include "rowlock.name" .) | trunc 48 | trimSuffix "-" -}}
 {{- end -}}
 {{- end }}
 
