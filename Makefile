@@ -70,6 +70,7 @@ BED ?=
 LEVEL ?= nodes
 # Only for that target: with the level in its environment `make test` would run those tests too.
 cluster: export ROWLOCK_CLUSTER_LEVEL = $(LEVEL)
+cluster: export ROWLOCK_HELM ?= $(CURDIR)/.tools/bin/helm
 cluster: export ROWLOCK_CLUSTER_NODE_IMAGE ?= localhost/rowlock-node:test
 cluster: export ROWLOCK_CLUSTER_OPERATOR_IMAGE ?= localhost/rowlock-operator:test
 cluster: export ROWLOCK_CLUSTER_DEMO_IMAGE ?= localhost/rowlock-demo:test
@@ -79,7 +80,7 @@ cluster: export ROWLOCK_CLUSTER_FAULT ?= $(BED)/fault
 endif
 
 .PHONY: cluster
-cluster: .venv/.dev  ## Run the tests that need Kubernetes: BED=folder, or the cluster of KUBECONFIG
+cluster: .venv/.dev .tools/bin/helm  ## Run the tests that need Kubernetes: BED=folder, or the cluster of KUBECONFIG
 ifneq ($(BED),)
 	$(BED)/up $(if $(filter nodes,$(LEVEL)),2,cp)
 ifeq ($(LEVEL),nodes)

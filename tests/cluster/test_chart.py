@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
 from collections.abc import Generator
@@ -36,7 +37,7 @@ class Release:
         """Run helm here; what it prints."""
         assert self.kubectl.namespace is not None
         ended = subprocess.run(
-            ["helm", "--namespace", self.kubectl.namespace, *words],
+            [os.environ.get("ROWLOCK_HELM", "helm"), "--namespace", self.kubectl.namespace, *words],
             input=json.dumps(values or {}),
             capture_output=True,
             text=True,
