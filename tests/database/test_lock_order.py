@@ -34,6 +34,7 @@ MOVES: Final = {
     "request": 3,
     "cancel": 2,
     "restart": 4,
+    "relaunch": 4,
     "suspend": 2,
     "resume": 4,
     "limit": 4,
@@ -328,9 +329,16 @@ class Actor:
         self.store.retain(completed_seconds=None, failed_seconds=1, events_seconds=None, limit=100)
 
     def request(self) -> None:
-        id_, instance = uuid4(), uuid4().hex
+        self.ask_for(uuid4().hex)
+
+    def relaunch(self) -> None:
+        """Mostly refused; else a restart with another policy and delivery, also after a purge."""
+        self.ask_for(self.record.instances[self.recent()])
+
+    def ask_for(self, instance: str) -> None:
+        id_ = uuid4()
         self.record.instances[id_] = instance
-        self.store.request(
+        _, outcome = self.store.request(
             id_,
             job=self.scene.job,
             contract_hash=HASH,
@@ -349,7 +357,8 @@ class Actor:
                 "suspended": self.rng.random() < 0.1,
             },
         )
-        self.record.executions.append(id_)
+        if outcome in {"requested", "restarted"}:
+            self.record.executions.append(id_)
 
 
 def calm(actor: Actor) -> None:

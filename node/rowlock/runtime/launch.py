@@ -15,12 +15,13 @@ from rowlock.protocol.model import Progress
 from rowlock.registry import Registry
 from rowlock.runtime.driver import Driver, DriveResult
 from rowlock.runtime.link import TRANSIENT
-from rowlock.runtime.masters import SEAL_SECONDS_MAX
 from rowlock.runtime.node import NodeOptions
 from rowlock.settings import Settings
 
 ADOPT_AFTER_SECONDS: Final = 5.0
 """How long the launcher may take to become master before any node does."""
+REQUEST_SECONDS_MAX: Final = 60.0
+"""A request that is a restart copies what is unfinished of the plan: 8 s for a million partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class _Launcher(Driver):
             ),
             self._answered,
             self._failed,
-            limit_seconds=SEAL_SECONDS_MAX,  # a restart copies what is unfinished of the plan
+            limit_seconds=REQUEST_SECONDS_MAX,
         )
 
     def _answered(self, answer: tuple[UUID, str]) -> None:
