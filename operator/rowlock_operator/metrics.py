@@ -12,6 +12,7 @@ from prometheus_client import (
     Info,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
 )
 from prometheus_client.exposition import choose_encoder
 
@@ -27,6 +28,8 @@ class Metrics:
         Args:
             depth: How many keys wait.
         """
+        # A second series for each counter, that says when it began; Prometheus knows without.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)

@@ -49,7 +49,7 @@ def test_the_number_of_series_has_a_bound() -> None:
     metrics = NodeMetrics("default")
     for number in range(10 * JOB_NAMES_MAX):
         metrics.ended(f"job-{number}", "completed", 1.0)
-        metrics.claimed(f"job-{number}", 1.0)
+        metrics.waited(f"job-{number}", 1.0)
 
     names = set(re.findall(r'job_name="([^"]+)"', page(metrics)))
     assert len(names) == JOB_NAMES_MAX + 1
@@ -70,6 +70,21 @@ def test_a_slow_attempt_says_which_one_it_was_to_who_asks_for_openmetrics() -> N
     assert str(execution) not in plain
     (line,) = [line for line in open_.splitlines() if "execution_id" in line]
     assert f'# {{execution_id="{execution}",partition_id="7"}} 2.0' in line
+
+
+def test_waits_are_counted_in_buckets_that_hold_what_is_less_too() -> None:
+    metrics = NodeMetrics("default")
+    for seconds in (-0.5, 0.01, 0.2, 40, 9999, None):
+        metrics.waited("job", seconds)
+
+    text = page(metrics)
+
+    name = "rowlock_partition_wait_seconds"
+    inside = 'job_name="job",le="%s",pool="default"'
+    for bound, count in (("0.01", 2), ("0.1", 2), ("0.5", 3), ("60.0", 4), ("+Inf", 5)):
+        assert f"{name}_bucket{{{inside % bound}}} {count}.0" in text
+    assert f'{name}_count{{job_name="job",pool="default"}} 5.0' in text
+    assert f'{name}_sum{{job_name="job",pool="default"}} 10039.21' in text
 
 
 def test_no_second_series_says_when_a_counter_began() -> None:

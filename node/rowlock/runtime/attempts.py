@@ -401,6 +401,7 @@ class Attempts:
         return slots, max(0, prefetch)
 
     def _take(self, node_id: UUID, claims: list[Claim]) -> None:
+        self._host.metrics.claims.inc(len(claims))
         taken: list[Attempt] = []
         for claim in claims:
             facts = self._facts[claim.execution_id]
@@ -408,7 +409,7 @@ class Attempts:
             attempt = Attempt(number=number, node_id=node_id, claim=claim, facts=facts)
             self._live[number] = attempt
             taken.append(attempt)
-            self._host.metrics.claimed(facts.job, claim.waited)
+            self._host.metrics.waited(facts.job, claim.waited)
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("claimed", extra={"event": "partition_claimed", **attempt.describe()})
         if node_id != self._host.node_id:

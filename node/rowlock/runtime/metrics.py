@@ -6,7 +6,9 @@ at are there from the start, because a counter that appears with its first event
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Final
 from uuid import UUID
 
@@ -18,7 +20,9 @@ from prometheus_client import (
     Info,
     disable_created_metrics,
 )
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 import rowlock
 
@@ -39,6 +43,47 @@ OUTCOMES: Final = (
 )
 
 
+class _Wait:
+    """How long partitions of one job had waited; written by one thread."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(DURATION_BUCKETS) + 1)
+        self.seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Add one; the database's clock may have been set back meanwhile."""
+        self.counts[bisect_left(DURATION_BUCKETS, seconds)] += 1
+        self.seconds += max(seconds, 0.0)
+
+
+class _Waits(Collector):
+    """A histogram of its own: every claim adds to it, and the library's takes five times as long."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._jobs: dict[str, _Wait] = {}
+
+    def of(self, job: str) -> _Wait:
+        """What is known of a job."""
+        found = self._jobs.get(job)
+        if found is None:
+            found = self._jobs[job] = _Wait()
+        return found
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it, as buckets that hold what is less, too."""
+        family = HistogramMetricFamily(
+            "rowlock_partition_wait_seconds",
+            "From when a partition could be claimed until this node claimed it.",
+            labels=["pool", "job_name"],
+        )
+        bounds = [*(str(float(bound)) for bound in DURATION_BUCKETS), "+Inf"]
+        for job, wait in list(self._jobs.items()):
+            buckets = list(zip(bounds, accumulate(wait.counts), strict=True))
+            family.add_metric([self._pool, job], buckets, wait.seconds)
+        yield family
+
+
 class NodeMetrics:
     """The collectors of one node, in a registry of their own."""
 
@@ -52,7 +97,6 @@ class NodeMetrics:
         self._pool = pool
         self._jobs: set[str] = set()
         self._ends: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
-        self._waits: dict[str, Histogram] = {}
         self._statements: dict[str, Histogram] = {}
         self.registry = registry = CollectorRegistry()
         build = Info("rowlock_build", "Version of rowlock.", registry=registry)
@@ -81,13 +125,8 @@ class NodeMetrics:
             ["pool", "job_name", "outcome"],
             registry=registry,
         )
-        self._wait = Histogram(
-            "rowlock_partition_wait_seconds",
-            "From when a partition could be claimed until this node claimed it.",
-            ["pool", "job_name"],
-            buckets=DURATION_BUCKETS,
-            registry=registry,
-        )
+        self._waits = _Waits(pool)
+        registry.register(self._waits)
         self._duration = Histogram(
             "rowlock_partition_duration_seconds",
             "From the start of an attempt to its end.",
@@ -189,7 +228,7 @@ class NodeMetrics:
             self._lost.labels(self._pool, delivery)
         self._removed.labels(self._pool, "silence")
         for job in jobs:
-            self._remember_wait(job)
+            self._waits.of(self._job_name(job))
             for outcome in OUTCOMES:
                 self._remember_end(job, outcome)
 
@@ -201,11 +240,10 @@ class NodeMetrics:
         """Count a claim statement."""
         self._polls.labels(self._pool, result).inc()
 
-    def claimed(self, job: str, waited: float | None) -> None:
-        """Count a claim, and how long the partition had waited for it (seconds)."""
-        self.claims.inc()
-        if waited is not None:
-            (self._waits.get(job) or self._remember_wait(job)).observe(max(waited, 0.0))
+    def waited(self, job: str, seconds: float | None) -> None:
+        """Note how long a partition had waited when it was claimed; None: nobody knows."""
+        if seconds is not None:
+            self._waits.of(self._job_name(job)).observe(seconds)
 
     def ended(
         self,
@@ -261,10 +299,6 @@ class NodeMetrics:
         return encoder(self.registry), content_type
 
     # Looking a label up takes longer than counting; a busy node ends thousands a second.
-
-    def _remember_wait(self, job: str) -> Histogram:
-        found = self._waits[job] = self._wait.labels(self._pool, self._job_name(job))
-        return found
 
     def _remember_end(self, job: str, outcome: str) -> tuple[Counter, Histogram]:
         name = self._job_name(job)
