@@ -63,6 +63,11 @@ faults: .venv/.dev  ## Kill, freeze and cut off real nodes and databases: nothin
 observability: .venv/.dev $(PROMETHEUS)  ## Scrape real nodes through faults: every panel, every alert
 	$(BIN)/python -m pytest tests/observability $(ARGS)
 
+.PHONY: pictures
+pictures:  ## Draw the dashboards for README, from the series of that run
+	@mkdir -p docs/pictures
+	ROWLOCK_PICTURES="$(CURDIR)/docs/pictures" $(MAKE) observability ARGS="-k panel_and_alert"
+
 # The cluster of `make cluster`: a folder with the programs up, exec, image and fault, which run one
 # on this machine; without BED it is the one that KUBECONFIG names, which has the images already
 # (manifests/kind.sh makes such a one). LEVEL=apiserver is enough for what needs no running pods.

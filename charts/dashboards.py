@@ -110,8 +110,8 @@ QUEUES: Final = Page(
                     decimals=1,
                 ),
                 Panel(
-                    title="Failed for good, 1 h",
-                    text="Partitions that are FAILED after all their attempts, or were lost with their"
+                    title="Failed for good",
+                    text="Partitions that in the last hour became FAILED after all their attempts, or were lost with their"
                     " node and may not be repeated.",
                     queries=[
                         (
@@ -128,7 +128,7 @@ QUEUES: Final = Page(
                     decimals=0,
                 ),
                 Panel(
-                    title="Failed executions, 15 min",
+                    title="Failed executions",
                     text="Executions that ended FAILED in the last 15 minutes. `rowlock executions"
                     " --status FAILED` lists them.",
                     queries=[
@@ -483,8 +483,8 @@ NODES: Final = Page(
                     decimals=0,
                 ),
                 Panel(
-                    title="Outcome unknown, 1 h",
-                    text="AT_MOST_ONCE partitions that were lost with their node after their start."
+                    title="Outcome unknown",
+                    text="AT_MOST_ONCE partitions that were lost with their node after their start, 1 h."
                     " Whether the work was done a person must find out (`rowlock resolve`).",
                     queries=[
                         (
@@ -669,7 +669,6 @@ NODES: Final = Page(
                     ],
                     unit="short",
                     kind="stack",
-                    width=12,
                 ),
                 Panel(
                     title="Slots by pool",
@@ -681,7 +680,6 @@ NODES: Final = Page(
                         )
                     ],
                     unit="short",
-                    width=12,
                 ),
             ],
         ),
@@ -971,6 +969,7 @@ OPERATOR: Final = Page(
                     text="How full it is. A session that listens and never reads fills it up.",
                     queries=[(f"max(rowlock_notify_queue_usage_ratio{{{NS}}})", "in use")],
                     unit="percentunit",
+                    width=12,
                 ),
                 Panel(
                     title="Who reaches the database",
@@ -983,6 +982,7 @@ OPERATOR: Final = Page(
                     ],
                     unit="none",
                     kind="states",
+                    width=12,
                     levels=BAD_IF_ZERO,
                     words={"0": "away", "1": "up"},
                 ),

@@ -92,7 +92,11 @@ class Prometheus:
         wait_until(self._is_ready, seconds=60, every_seconds=0.1, what="Prometheus is ready")
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None:
+            error.add_note(f"--- Prometheus\n{(self._folder / 'log').read_text()[-4000:]}")
+            up = self.query("up") if self._is_ready() else "not ready"
+            error.add_note(f"targets: {up}\n{self._targets.read_text()}")
         if self._popen is not None:
             self._popen.terminate()
             self._popen.wait(30)

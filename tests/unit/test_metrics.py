@@ -87,5 +87,17 @@ def test_waits_are_counted_in_buckets_that_hold_what_is_less_too() -> None:
     assert f'{name}_sum{{job_name="job",pool="default"}} 10039.21' in text
 
 
+def test_the_autoscaler_asks_for_what_is_exported() -> None:
+    chart = catalogue.PAGE.parents[1] / "charts" / "rowlock"
+    known = {series for family in catalogue.families() for series in family.series}
+    asked: set[str] = set()
+    for file in (chart / "templates" / "autoscaling.yaml", chart / "values.yaml"):
+        asked |= set(re.findall(r"\browlock_[a-z_]+(?=\{)", file.read_text()))
+        asked |= set(re.findall(r"metricName: (rowlock_[a-z_]+)", file.read_text()))
+
+    assert asked
+    assert asked <= known
+
+
 def test_no_second_series_says_when_a_counter_began() -> None:
     assert "_created" not in generate_latest(NodeMetrics("default", ["job"]).registry).decode()
