@@ -569,6 +569,7 @@ BEGIN
         DELETE FROM batch_job_coordination e WHERE e.execution_id = ANY (v_chain);
         DELETE FROM batch_limits l WHERE l.execution_id = ANY (v_chain);
         DELETE FROM batch_counts c WHERE c.execution_id = ANY (v_chain);
+        DELETE FROM batch_staging s WHERE s.execution_id = ANY (v_chain);
         executions := executions + cardinality(v_chain);
     END LOOP;
     DELETE FROM batch_partitions p WHERE p.id = ANY (ARRAY(
