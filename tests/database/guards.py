@@ -9,6 +9,7 @@ scenario, fails the suite (test_guards.py).
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,6 +134,20 @@ def _create(scene: Scene, source: str) -> None:
         scene.admin.execute("SET LOCAL ROLE rowlock_owner")
         scene.admin.execute("SET LOCAL search_path = rowlock, pg_temp")
         scene.admin.execute(statement.encode())
+
+
+def described() -> list[str]:
+    """The lines of the table in docs/protocol.md."""
+    lines = ["| function | guard | weakened | noticed by |", "|---|---|---|---|"]
+    for guard in guards():
+        mutant = MUTANTS[guard.key]
+        number = f" ({guard.ordinal})" if guard.ordinal > 1 else ""
+        new = f"`{mutant.new.strip()}`" if mutant.new.strip() else "nothing"
+        noticed = mutant.scenario.__name__.replace("_", " ")
+        lines.append(
+            f"| `{guard.function}` | {guard.text}{number} | `{mutant.old.strip()}`: {new} | {noticed} |"
+        )
+    return lines
 
 
 # -- tools of the scenarios ----------------------------------------------------------------------------
@@ -1437,3 +1452,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         dies_of=ValueError,
     ),
 }
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(described()) + "\n")
