@@ -1,0 +1,168 @@
+"""Histories of clusters under random faults: the database does what the protocol says, and nothing else.
+
+`ROWLOCK_SIMULATION_SEEDS=N` runs N histories (300), `ROWLOCK_SIMULATION_SEED=S` begins with this one; without
+it the date chooses, so that each day tries others.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Generator
+from typing import Final, TypeAlias
+
+import psycopg
+import pytest
+
+from rowlock.protocol.states import EXECUTION_MOVES, NODE_MOVES, PARTITION_MOVES
+from tests.database.guards import MUTANTS, functions, guards, replaced, weakened
+from tests.simulation import snapshot
+from tests.simulation.lockstep import Lockstep
+from tests.simulation.simulation import Simulation, describe
+from tests.support.builders import Scene
+from tests.support.postgres import Cluster, Database
+
+SEEDS: Final = int(os.environ.get("ROWLOCK_SIMULATION_SEEDS", "300"))
+BATCH: Final = 25
+
+Move: TypeAlias = tuple[str, str | None, str]
+"""What kind of row, from which state, to which."""
+
+
+def first_seed() -> int:
+    """The seed of the first history."""
+    chosen = os.environ.get("ROWLOCK_SIMULATION_SEED")
+    today = datetime.datetime.now(datetime.UTC).date()
+    return int(chosen) if chosen else today.toordinal() * 100_000
+
+
+def replay(seed: int) -> str:
+    """The command that runs one history again."""
+    return (
+        f"ROWLOCK_SIMULATION_SEED={seed} ROWLOCK_SIMULATION_SEEDS=1"
+        " .venv/bin/pytest tests/simulation/test_simulation.py -k histories"
+    )
+
+
+def run(db: Lockstep, seed: int) -> None:
+    """One history.
+
+    Raises:
+        AssertionError: It went wrong, with all that happened and how to see it again.
+    """
+    history = Simulation(db, seed)
+    try:
+        history.run()
+    except (AssertionError, psycopg.Error) as error:
+        raise AssertionError(f"{describe(history, error)}\n\n{replay(seed)}") from error
+
+
+@pytest.fixture(scope="module")
+def simulated(postgres: Cluster) -> Generator[Database]:
+    made = postgres.create()
+    snapshot.prepare(made)
+    yield made
+    postgres.drop(made.name)
+
+
+@pytest.fixture(scope="module")
+def lockstep(simulated: Database) -> Generator[Lockstep]:
+    with Lockstep(simulated) as made:
+        yield made
+
+
+@pytest.mark.parametrize("batch", range(-(-SEEDS // BATCH)))
+def test_histories_keep_every_promise(lockstep: Lockstep, batch: int) -> None:
+    first = first_seed() + batch * BATCH
+    for seed in range(first, min(first + BATCH, first_seed() + SEEDS)):
+        run(lockstep, seed)
+
+
+def test_one_seed_is_one_history(lockstep: Lockstep) -> None:
+    traces: list[list[str]] = []
+    for _ in range(2):
+        run(lockstep, 7)
+        traces.append(lockstep.trace)
+
+    assert traces[0] == traces[1]
+
+
+def single(move: Move) -> list[Move]:
+    """A move, or the two that one statement makes where an early end finds nothing to wait for."""
+    kind, before, after = move
+    if kind == "execution" and after == "CANCELLED" and before != "CLOSING":
+        return [(kind, before, "CLOSING"), (kind, "CLOSING", after)]
+    return [move]
+
+
+# A cancel while finish() runs, and too many failures while others still run.
+SELDOM: Final[set[Move]] = {
+    ("execution", "FINISHING", "CLOSING"),
+    ("execution", "CLOSING", "FAILED"),
+}
+
+
+def test_histories_come_by_every_move_of_the_protocol(lockstep: Lockstep) -> None:
+    """But for what only a person decides: to give an instance up, and to resolve a partition."""
+    seen: set[Move] = set()
+    refused = 0
+    for seed in range(30):
+        run(lockstep, seed)
+        seen |= {step for move in lockstep.moves for step in single(move)}
+        refused += lockstep.refused
+
+    legal = {
+        (kind, before, after)
+        for kind, table in (
+            ("node", NODE_MOVES),
+            ("partition", PARTITION_MOVES),
+            ("execution", EXECUTION_MOVES),
+        )
+        for before, afters in table.items()
+        for after in afters
+        if after != "ABANDONED"
+    }
+    assert seen <= legal
+    assert legal - seen <= SELDOM | {("partition", None, "COMPLETED")}
+    assert refused > 10
+
+
+# What each needs to be noticed: the histories under the seeds from 0 on.
+HISTORIES_MAX: Final = 40
+NOTICED: Final = (
+    "beat: a removed incarnation never beats again",
+    "mark_unreachable: only the beat that was watched",
+    "recover: only of owners that are gone",
+    "_recover_claims: a lost AT_MOST_ONCE start is never repeated",
+    "_recover_claims: nothing becomes PENDING in an execution that ends",
+    "complete: only the claim that was taken",
+    "complete: terminal states never change",
+    "fail: only the claim that was taken",
+    "release: only the claim that was taken",
+    "release: a start is not handed back",
+    "checkpoint: only the claim that was taken",
+    "_fence_check: only rowlock commits",
+    "adopt: compare and set; a living master is never replaced",
+    "_settle: an execution ends when nothing of it can still change",
+)
+
+
+@pytest.mark.parametrize("key", NOTICED)
+def test_a_weakened_guard_is_noticed_in_a_few_histories(
+    lockstep: Lockstep, simulated: Database, key: str
+) -> None:
+    guard = next(one for one in guards() if one.key == key)
+    weaker = weakened(guard, MUTANTS[key])
+
+    with Scene(simulated) as scene, replaced(scene, weaker, functions()[guard.function]):
+        told = next(filter(None, (what_went_wrong(lockstep, s) for s in range(HISTORIES_MAX))), "")
+
+    assert "ROWLOCK_SIMULATION_SEED=" in told
+
+
+def what_went_wrong(db: Lockstep, seed: int) -> str:
+    try:
+        run(db, seed)
+    except AssertionError as error:
+        return str(error)
+    return ""
