@@ -136,7 +136,9 @@ With OpenMetrics, `rowlock_partition_duration_seconds` carries exemplars: the `e
 attempt that took its time.
 
 The chart brings [dashboards](../charts/rowlock/dashboards) and [alerts](../charts/rowlock/alerts), each alert with a
-[runbook](runbooks).
+[runbook](runbooks). This is what the dashboards look like while a node is lost, work fails and the database goes away
+(`make pictures`): [queues](pictures/queues.svg), [nodes](pictures/nodes.svg),
+[operator and database](pictures/operator.svg).
 """
 
 _CHAPTERS: Final = {
