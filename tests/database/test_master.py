@@ -476,6 +476,38 @@ def test_an_heir_closes_what_its_predecessor_had_stopped(scene: Scene) -> None:
     assert scene.execution(run).failure_reason == "MaxFailedExceeded"
 
 
+@pytest.mark.parametrize("asked", ["at once", "by one who died"])
+def test_any_node_ends_what_is_stopped_when_nobody_can_drive_it(alone: Scene, asked: str) -> None:
+    """The last node that knew the job dies while its execution is cancelled; those left know other jobs."""
+    run, node = alone.an_execution(2), alone.a_node()
+    other = alone.a_node(jobs={"another": ["contract-9"]})
+    alone.claim(node)
+    alone.remove(run.master)
+    if asked == "at once":
+        assert alone.store.cancel(run.id, "test", None) == "closing"
+    else:
+        alone.one("SELECT rowlock.request_cancel(%s, 'test', NULL)", run.id)
+    alone.remove(node)
+    beat = alone.store.beat(other, load=0, draining=False)
+    assert (beat.adoptable, beat.due) == (False, True)
+
+    alone.store.expire("test")
+
+    assert alone.execution(run).status == "CANCELLED"
+    assert not alone.store.beat(other, load=0, draining=False).due
+    assert alone.counted(run) == (0, 0, 2)
+
+
+def test_a_living_master_is_left_to_end_its_execution(alone: Scene) -> None:
+    run, node = alone.an_execution(1), alone.a_node()
+    alone.one("SELECT rowlock.request_cancel(%s, 'test', NULL)", run.id)
+
+    assert not alone.store.beat(node, load=0, draining=False).due
+    alone.store.expire("test")
+
+    assert alone.execution(run).status == "RUNNING"
+
+
 def test_a_large_plan_is_closed_a_part_at_each_look(alone: Scene) -> None:
     """Whatever its size, no look of the master takes longer than nodes allow a statement."""
     run = alone.a_plan_being_made()

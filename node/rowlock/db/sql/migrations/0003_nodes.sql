@@ -117,7 +117,8 @@ BEGIN
          ORDER BY p.available_at LIMIT 1) IS NOT NULL
         OR EXISTS (SELECT FROM batch_job_coordination e
                    WHERE e.deadline_at <= v_now AND e.ended_at IS NULL AND e.status <> 'CLOSING')
-        OR EXISTS (SELECT FROM batch_limits l WHERE NOT l.settled),
+        OR EXISTS (SELECT FROM batch_limits l WHERE NOT l.settled)
+        OR EXISTS (SELECT FROM rowlock._left_ending()),
         EXISTS (SELECT FROM batch_nodes n WHERE n.status = 'REMOVED' AND n.recovered_at IS NULL),
         ARRAY(SELECT x.id FROM unnest(p_executions) AS x (id)
               LEFT JOIN batch_job_coordination e ON e.execution_id = x.id

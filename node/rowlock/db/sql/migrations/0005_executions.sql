@@ -304,6 +304,17 @@ AS $$
             ORDER BY p.assigned_node LIMIT 1) IS NOT NULL;
 $$;
 
+-- Executions that only have to be ended, and have no living master to do it. A node that knows the job would adopt
+-- one, but there may be none any more, and ending takes no author code.
+CREATE FUNCTION rowlock._left_ending() RETURNS SETOF uuid
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT e.execution_id FROM batch_job_coordination e
+    WHERE e.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED') AND e.stopping
+      AND NOT EXISTS (SELECT FROM batch_nodes m WHERE m.node_id = e.master_node AND m.status <> 'REMOVED')
+      AND (e.status <> 'CLOSING' OR rowlock._is_waiting(e.execution_id) OR NOT rowlock._is_live(e.execution_id))
+$$;
+
 -- Write the end. The caller holds the instance row and the execution row.
 CREATE FUNCTION rowlock._end(
     p_execution uuid, p_status text, p_counts jsonb, p_summary jsonb, p_reason text, p_message text, p_actor text

@@ -316,7 +316,7 @@ END
 $$;
 
 -- One pass over what has become due: executions past their deadline are stopped, then closed (FAILED, once
--- nothing of them runs), and new limits are settled. What is locked is left to the next pass. Answers how many
+-- nothing of them runs), those that nobody is left to end are ended, and new limits are settled. What is locked is left to the next pass. Answers how many
 -- deadlines it has found.
 CREATE FUNCTION rowlock.expire(p_actor text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
@@ -341,8 +341,8 @@ BEGIN
         WHERE e.execution_id = ANY (ARRAY(
             SELECT o.execution_id FROM batch_job_coordination o
             WHERE o.deadline_at <= v_now AND o.ended_at IS NULL AND o.status <> 'CLOSING'
-            ORDER BY o.deadline_at LIMIT 100))
-          AND e.deadline_at <= v_now AND e.ended_at IS NULL AND e.status <> 'CLOSING'
+            ORDER BY o.deadline_at LIMIT 100) || ARRAY(SELECT l FROM rowlock._left_ending() AS l LIMIT 100))
+          AND e.ended_at IS NULL AND (e.stopping OR e.deadline_at <= v_now)
         ORDER BY e.execution_id FOR NO KEY UPDATE SKIP LOCKED
     LOOP
         IF NOT r.stopping THEN
@@ -364,7 +364,7 @@ BEGIN
         v_left := v_left - rowlock._close(
             r.execution_id, v_execution.failure_reason, v_execution.failure_message, v_left);
         PERFORM rowlock._settle(r.execution_id, p_actor);
-        EXIT WHEN v_left = 0;  -- the rest of a large plan is its master's
+        EXIT WHEN v_left = 0;  -- the rest of a large plan is its master's, or the next pass's
     END LOOP;
     RETURN v_found;
 END
