@@ -49,7 +49,8 @@ FAILED_PARTITIONS_MAX: Final = 10
 JOB_NAMES_MAX: Final = 200
 _ERROR_TEXT_MAX: Final = 256
 
-_STATEMENT_SECONDS: Final = 10.0
+_STATEMENT_SECONDS: Final = 60.0
+"""A restart copies what is unfinished: of a million partitions it takes a good part of this."""
 _LOCK_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 15.0
 """A server that has not answered by then is frozen: it heeds no time-out of its own."""
@@ -397,6 +398,7 @@ class Database:
                 "requester": _json(action.requester),
                 "options": _json(action.options),
             },
+            waiting_seconds=_STATEMENT_SECONDS,
         )
         return Answer(
             attempt=action.attempt, outcome=row["outcome"], execution_id=row["execution_id"]
@@ -405,12 +407,18 @@ class Database:
     async def _verb(self, verb: str, execution_id: UUID, reason: str) -> None:
         await self._call(_VERBS[verb], {"id": execution_id, "reason": reason})
 
-    async def _call(self, statement: LiteralString, values: Mapping[str, Any]) -> DictRow:
-        (row,) = await self._rows(statement, {"actor": ACTOR, **values})
+    async def _call(
+        self, statement: LiteralString, values: Mapping[str, Any], *, waiting_seconds: float = 0.0
+    ) -> DictRow:
+        (row,) = await self._rows(
+            statement, {"actor": ACTOR, **values}, waiting_seconds=waiting_seconds
+        )
         return row
 
-    async def _rows(self, statement: LiteralString, values: Mapping[str, Any]) -> list[DictRow]:
-        async with self._work.use() as db:
+    async def _rows(
+        self, statement: LiteralString, values: Mapping[str, Any], *, waiting_seconds: float = 0.0
+    ) -> list[DictRow]:
+        async with self._work.use(waiting_seconds=waiting_seconds) as db:
             return await (await db.execute(statement, values)).fetchall()
 
     # -- the mirror ----------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_instances_and_starts_stay(alone: Scene) -> None:
     assert launch(None, '{"month": 8}') == (run.id, "parameters")
     id_, outcome = launch(None)
     row = alone.execution(id_)
-    assert (outcome, row.status, row.restart_of, row.carried) == ("restarted", "REQUESTED", None, 0)
+    assert (outcome, row.status, row.restart_of, row.carried) == ("requested", "REQUESTED", None, 0)
     taken = alone.store.adopt(run.master, id_)
     assert taken is not None
     again = Run(id=id_, master=run.master, epoch=taken.epoch, instance="2024-07")

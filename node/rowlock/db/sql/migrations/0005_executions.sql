@@ -76,7 +76,10 @@ BEGIN
         ELSE
             PERFORM rowlock._restart(v_new, v_instance.execution_id, v_parallelism, v_actor, NULL);
             execution_id := p_execution;
-            outcome := 'restarted';
+            -- Of a purged execution nothing is left that could be kept: the plan is made again.
+            outcome := CASE WHEN EXISTS (SELECT FROM batch_job_coordination e
+                                         WHERE e.execution_id = v_instance.execution_id)
+                       THEN 'restarted' ELSE 'requested' END;
         END IF;
         RETURN NEXT;
         RETURN;
