@@ -85,6 +85,11 @@ def _scheduling_trouble(status: JsonObject) -> str:
 
 def _end(status: JsonObject) -> str:
     """How a pod that has failed came to its end."""
+    for condition in map(as_object, as_list(status.get("conditions"))):
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            # Why it was told to go says more than the code that its process then ended with.
+            reason = str(condition.get("reason") or "disrupted")
+            return _with(f"it had to go ({reason})", str(condition.get("message") or ""))
     for field in ("initContainerStatuses", "containerStatuses"):
         for container in map(as_object, as_list(status.get(field))):
             ended = as_object(as_object(container.get("state")).get("terminated"))

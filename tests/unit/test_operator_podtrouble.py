@@ -26,6 +26,13 @@ def ended(code: int, reason: str = "Error") -> dict[str, Any]:
     return {"name": "rowlock", "state": state}
 
 
+EVICTED = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "EvictionByEvictionAPI",
+    "message": "Eviction API: evicting",
+}
+
 UNSCHEDULABLE = {
     "type": "PodScheduled",
     "status": "False",
@@ -73,6 +80,10 @@ UNSCHEDULABLE = {
         (
             a_pod(phase="Failed", reason="Evicted", message="The node was low on memory."),
             "it failed (Evicted): The node was low on memory.",
+        ),
+        (
+            a_pod(ended(130), phase="Failed", conditions=[EVICTED]),
+            "it had to go (EvictionByEvictionAPI): Eviction API: evicting",
         ),
     ],
 )
