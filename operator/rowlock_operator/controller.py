@@ -299,8 +299,22 @@ class Controller:
                 for work in self.queue.pending():
                     if isinstance(work, Gone):
                         await self._release(work)
+                await self._orphan_if_uninstalled()
         except (ApiError, Unavailable, TimeoutError) as error:
             log.info(f"left to the next operator: {error}", extra={"event": "release_skipped"})
+
+    async def _orphan_if_uninstalled(self) -> bool:
+        """If the kind is gone, and every BatchJob with it, let their executions outlive them.
+
+        Also those whose end no watch has told: it may have been refused before that.
+        """
+        if not await self._is_uninstalled():
+            return False
+        for row in suspects(await self.database.live(), is_known=()):
+            await self.database.orphan(
+                row.execution.execution_id, "BatchJobs are no kind of this cluster any more"
+            )
+        return True
 
     async def _is_uninstalled(self) -> bool:
         """Whether the kind itself is being removed, which deletes every BatchJob on the way."""
@@ -322,6 +336,8 @@ class Controller:
             ApiError: The API server does not answer.
             Unavailable: The database does not answer.
         """
+        if self._is_kind_missing and await self._orphan_if_uninstalled():
+            return
         known = self.cache.uids()
         # The executions first: a BatchJob that asked for one of them existed before the list.
         rows = suspects(await self.database.live(), is_known=known)

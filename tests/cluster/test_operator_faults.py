@@ -84,17 +84,6 @@ def test_a_database_session_that_has_gone_meanwhile_delays_nobody(
     becomes(namespace, "nightly", "Accepted", "True", seconds=10)
 
 
-def test_a_namespace_goes_although_every_operator_is_dead(
-    namespace: Kubectl, operators: Operators, scene: OperatorScene
-) -> None:
-    operator = operators.start()
-    namespace.apply(scene.batchjob("nightly"))
-    becomes(namespace, "nightly", "Accepted", "True")
-    operator.kill()
-
-    namespace.run("delete", "namespace", str(namespace.namespace), seconds=60)
-
-
 def test_whatever_right_is_missing_is_named_and_with_all_of_them_it_works_without_any_in_the_cluster(
     namespace: Kubectl, operators: Operators, scene: OperatorScene
 ) -> None:
@@ -138,7 +127,7 @@ def test_whatever_right_is_missing_is_named_and_with_all_of_them_it_works_withou
     assert operator.process.poll() is None
 
 
-def test_a_job_that_is_deleted_by_hand_is_made_again_until_the_execution_has_ended(
+def test_a_job_that_is_deleted_by_hand_is_made_again_while_the_execution_lives(
     namespace: Kubectl, operators: Operators, scene: OperatorScene
 ) -> None:
     operators.start()
@@ -155,23 +144,6 @@ def test_a_job_that_is_deleted_by_hand_is_made_again_until_the_execution_has_end
     wait_until(
         lambda: job_uid() not in {"", first}, seconds=20, what="another Job", every_seconds=0.1
     )
-
-    scene.run_to_the_end(scene.execution_of("nightly").execution_id)
-    namespace.wait("batchjob/nightly", "condition=Complete", seconds=15)
-    namespace.run("delete", "job", "nightly-1", seconds=30)
-    operators.started[0].kill()
-    operators.start()
-    namespace.run("annotate", "batchjob", "nightly", "note=look-again")
-    wait_until(
-        lambda: (
-            'rowlock_operator_jobs_created_total{result="created"} 0.0'
-            in operators.started[1].metrics()
-        ),
-        what="metrics",
-        every_seconds=0.1,
-    )
-    assert namespace.items("jobs") == []
-    assert len(scene.executions("nightly")) == 1
 
 
 def test_a_foreign_job_in_the_way_is_named_and_left_alone(
@@ -204,46 +176,6 @@ def test_a_foreign_job_in_the_way_is_named_and_left_alone(
 
     wait_until(ours, seconds=30, what="our Job", every_seconds=0.2)
     assert len(scene.executions("nightly")) == 1
-
-
-def test_an_execution_that_the_database_has_lost_is_not_launched_again_by_itself(
-    namespace: Kubectl, operators: Operators, scene: OperatorScene
-) -> None:
-    operators.start()
-    namespace.apply(scene.batchjob("nightly"))
-    becomes(namespace, "nightly", "Accepted", "True")
-    first = scene.execution_of("nightly").execution_id
-    for statement in (
-        sql.SQL("DELETE FROM rowlock.batch_job_coordination WHERE execution_id = {}"),
-        sql.SQL("DELETE FROM rowlock.batch_instances WHERE execution_id = {}"),
-    ):
-        with scene.database.connect() as db:
-            db.execute(statement.format(first))
-
-    namespace.run("annotate", "batchjob", "nightly", "note=look-again")
-
-    becomes(namespace, "nightly", "Accepted", "False", "RunNotFound")
-    assert scene.executions("nightly") == []
-
-    namespace.patch("batchjob", "nightly", {"spec": {"restartNonce": 1}})
-    becomes(namespace, "nightly", "Accepted", "True")
-    assert len(scene.executions("nightly")) == 1
-
-
-def test_somebody_who_patches_the_batchjob_all_the_time_changes_nothing(
-    namespace: Kubectl, operators: Operators, scene: OperatorScene
-) -> None:
-    operators.start()
-    operators.start()
-    namespace.apply(scene.batchjob("nightly"))
-    for number in range(20):
-        namespace.run("label", "batchjob", "nightly", "--overwrite", f"turn=t{number}")
-
-    becomes(namespace, "nightly", "Accepted", "True")
-
-    assert len(scene.executions("nightly")) == 1
-    assert len(namespace.items("jobs")) == 1
-    assert namespace.get("batchjob", "nightly")["metadata"]["labels"] == {"turn": "t19"}
 
 
 def test_a_rotated_password_reaches_a_running_operator_and_is_never_told(

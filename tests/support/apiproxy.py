@@ -223,10 +223,16 @@ class ApiProxy:
         return int(self._runner.addresses[0][1])
 
     async def _stop(self) -> None:
+        await self._connector.close(abort_ssl=True)  # first: a polite end waits for the other side
         await self._runner.cleanup()
-        await self._connector.close(abort_ssl=True)
+        # Whatever is still frozen, held or watching.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
         await self._session.close()
-        await asyncio.sleep(0)  # for the sockets, which close in the next turn of the loop
+        for _ in range(3):
+            await asyncio.sleep(0)  # sockets close in the next turns of the loop
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         noted = Request(time.monotonic(), request.method, request.path, request.query_string)
