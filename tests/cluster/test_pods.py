@@ -421,9 +421,12 @@ def test_an_evicted_master_costs_no_try_and_its_next_pod_continues(place: Place)
 
 
 def test_a_master_that_is_deleted_before_it_begins_is_replaced(place: Place) -> None:
-    place.launch("unborn")
+    place.launch("unborn", waits=["plan"])
     place.until(lambda: place.pods(place.of("unborn")), "it has a pod")
-    place.delete_at_once(*place.pods(place.of("unborn")))
+    (pod,) = place.pods(place.of("unborn"))
+    place.delete_at_once(pod)
+    place.until(lambda: set(place.begun("unborn", "plan")) - {pod}, "another one plans")
+    place.let_on("unborn", "plan")
     place.ended_well("unborn")
 
 
