@@ -191,6 +191,10 @@ class Lockstep:
         after, expected = model.promote(self.db, self._clock)
         self._step("promote", self._store.promote(500), expected, after)
 
+    def expire(self) -> None:
+        """Executions that nobody is left to end."""
+        self._step("expire", self._store.expire("simulation"), 0, model.expire(self.db))
+
     def deregister(self, node: UUID) -> bool:
         """Leave."""
         after, expected = model.deregister(self.db, self.number(node))

@@ -11,7 +11,7 @@ clock of the database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rowlock.protocol.model import Recovered
@@ -159,7 +159,8 @@ def levels(db: Database, node: int, now: int) -> Levels:
     return Levels(
         claimable=working and any(True for _ in _waiting(db)),
         adoptable=working and adoptable(db, now) is not None,
-        due=any(p.status == "PENDING" and not p.ready and _due(p, now) for p in db.partitions),
+        due=any(p.status == "PENDING" and not p.ready and _due(p, now) for p in db.partitions)
+        or any(True for _ in _left_ending(db)),
         unrecovered=any(n.status == "REMOVED" and not n.recovered for n in db.nodes),
     )
 
@@ -212,6 +213,23 @@ def promote(db: Database, now: int) -> tuple[Database, int]:
     for row in due:
         db = _partition(db, row, ready=True, available_at=None)
     return db, len(due)
+
+
+def expire(db: Database) -> Database:
+    """Executions that only have to be ended, and have nobody who does it."""
+    for execution in list(_left_ending(db)):
+        db = _settle(_close(db, execution), execution)
+    return db
+
+
+def _left_ending(db: Database) -> Iterator[int]:
+    for number, e in enumerate(db.executions):
+        driven = e.master is not None and db.nodes[e.master].status != "REMOVED"
+        if e.status in ENDED or not e.stopping or driven:
+            continue
+        rows = [p.status for p in db.partitions if p.execution == number]
+        if e.status != "CLOSING" or "PENDING" in rows or not _is_live(db, number):
+            yield number
 
 
 def _due(row: Partition, now: int) -> bool:

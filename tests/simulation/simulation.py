@@ -193,6 +193,7 @@ class Process:
             self._ask(lambda: db.recover(self.node))
         if answer.due:
             self._ask(db.promote)
+            self._ask(db.expire)
 
     def _removed(self) -> None:
         """It hears that it was removed: what may run elsewhere ends, and it begins anew."""

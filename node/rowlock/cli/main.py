@@ -6,6 +6,7 @@ needs it, so that `rowlock --help` answers at once.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -74,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     _print_whatever_comes()
+    # It warns of the rollback that an interrupted statement cannot have; the server rolls back.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     try:
         code = _dispatch(words)
         sys.stdout.flush()
