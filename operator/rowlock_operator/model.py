@@ -58,7 +58,7 @@ class Mode(StrEnum):
     JOB = "Job"
     """A pod of its own, made by a Kubernetes Job from the pool's template."""
     POOL = "Pool"
-    """A living node of the pool."""
+    """A living node that knows the job."""
 
 
 class DeletionPolicy(StrEnum):
@@ -303,7 +303,7 @@ class Options:
     """Why the pools file cannot be used; empty if it can."""
     allow_pod_template: bool = True
     adopt_after_seconds: float = 60.0
-    """How long nodes of the pool leave a requested execution to the pod of its Job."""
+    """How long nodes leave a requested execution to the pod of its Job."""
     stale_seconds: float = 30.0
     """After this time without the database, the status says that it is stale."""
     patch_seconds: float = 5.0

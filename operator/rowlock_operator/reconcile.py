@@ -308,7 +308,7 @@ def _master(observed: Observed, execution: Execution) -> _Master:
         launch.refuse_foreign(batchjob, there)
         return _made(observed, execution, name)
     except Refusal as refusal:
-        # The execution is accepted all the same: a node of the pool may become its master.
+        # The execution is accepted all the same: a node that knows the job may become its master.
         quick = refusal.reason is Reason.NAME_CONFLICT
         seconds = CONFLICT_SECONDS if quick else observed.options.resync_seconds
         return _Master(problem=refusal.message, actions=(Requeue(seconds=seconds),))
