@@ -78,7 +78,9 @@ def _master(observed: Observed, execution: Execution, job: MasterJob | None) -> 
         return ""
     if job.failed:
         led = execution.master_node
-        rest = f"node {led} leads the execution" if led else "a node that knows the job may take over"
+        rest = (
+            f"node {led} leads the execution" if led else "a node that knows the job may take over"
+        )
         cause = job.pod_trouble or job.failure_message or "its pods failed"
         return f"master Job {job.name} has failed ({cause}); {rest}; delete the Job to have it made anew"
     if job.suspended:
