@@ -294,7 +294,7 @@ class LaunchProcess(Member):
     @property
     def out(self) -> list[dict[str, Any]]:
         """What it has printed."""
-        return [json.loads(line) for line in self.out_path.read_text().splitlines() if line]
+        return [json.loads(line) for line in _whole_lines(self.out_path) if line]
 
     @property
     def execution(self) -> UUID:
@@ -347,6 +347,12 @@ def _marked(mark: str) -> list[Process]:
 
 
 # -- the ledger --------------------------------------------------------------------------------
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file that is being written: a reader may meet the last one half done."""
+    text = path.read_text()
+    return text[: text.rfind("\n") + 1].splitlines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -787,7 +793,7 @@ class Fleet:
         if not self.ledger_path.exists():
             return Entries()
         found = Entries()
-        for text in self.ledger_path.read_text().splitlines():
+        for text in _whole_lines(self.ledger_path):
             line = json.loads(text)
             known = {
                 name: line.pop(name) for name in ("event", "key", "attempt", "node", "pid", "at")
