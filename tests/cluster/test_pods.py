@@ -438,6 +438,10 @@ def test_a_master_that_is_killed_is_replaced_and_nothing_happens_twice(
     place.launch(run, waits=[step])
     place.wait_begun(run, step, 1 if step != "work" else WORKER_SLOTS)
     (pod,) = place.pods(place.of(run))
+    # Its process is quicker than the kubelet's word of it.
+    place.until(
+        lambda: place.namespace.get("pod", pod)["status"]["phase"] == "Running", "the pod runs"
+    )
 
     if bed.fault:
         bed.break_something("pod-kill9", str(place.namespace.namespace), pod)

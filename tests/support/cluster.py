@@ -159,7 +159,8 @@ class Kubectl:
 
     def apply(self, *objects: Object, server_side: bool = False) -> str:
         """Apply objects; what kubectl prints about them."""
-        flags = ["--server-side"] if server_side else []
+        # A chart that was installed before may own fields of the kind.
+        flags = ["--server-side", "--force-conflicts"] if server_side else []
         return self.run("apply", *flags, "-f", "-", stdin=as_text(*objects)).stdout
 
     def refusal(self, *objects: Object, verb: str = "apply") -> str:

@@ -65,7 +65,10 @@ def follow(name: str, expected: str, seconds: float) -> str:
             return "" if complete and expected == "Finished" else f"it finished as {line}"
         accepted = conditions.get("Accepted", {})
         if accepted.get("status") == "False":
-            return "" if accepted.get("reason") == expected else f"refused: {accepted}"
+            if accepted.get("reason") == expected:
+                return ""
+            if accepted.get("reason") != "UnknownJob":  # nodes that only just start register it yet
+                return f"refused: {accepted}"
         time.sleep(POLL_SECONDS)
     return f"not {expected} after {seconds:g} s; is there a live node in its pool?"
 
