@@ -16,6 +16,7 @@ ACCEPTED: list[Condition] = [("Accepted", "True", "Accepted")]
 COMPLETE: list[Condition] = [("Finished", "True", "Completed"), ("Complete", "True", "Completed")]
 FAILED: list[Condition] = [("Finished", "True", "Failed"), ("Complete", "False", "Failed")]
 UNKNOWN: list[Condition] = [("Accepted", "False", "UnknownJob")]
+INVALID: list[Condition] = [("Accepted", "False", "InvalidParameters")]
 Serve = Callable[..., list[str]]
 
 
@@ -77,7 +78,7 @@ def test_the_refusal_of_a_job_that_nobody_has_is_the_expected_answer(
     "end",
     [
         (FAILED, "Finished", "it finished as"),
-        (UNKNOWN, "Finished", "refused: "),
+        (INVALID, "Finished", "refused: "),
         (COMPLETE, "UnknownJob", "it finished as"),
     ],
 )
@@ -92,6 +93,12 @@ def test_any_other_end_fails_and_stays_to_be_looked_at(
     assert program.main() == 1
     assert says in capsys.readouterr().out
     assert "DELETE" not in asked
+
+
+def test_nodes_that_only_just_start_are_waited_for(program: ModuleType, serve: Serve) -> None:
+    asked = serve(UNKNOWN, UNKNOWN, ACCEPTED, COMPLETE)
+    assert program.main() == 0
+    assert asked[-1] == "DELETE"
 
 
 def test_one_that_never_ends_fails_in_time(
