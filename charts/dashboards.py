@@ -44,6 +44,21 @@ def partitions(state: str) -> str:
     return f'sum({OF_POOLS} (rowlock_queue_partitions{{{POOL}, state="{state}"}}))'
 
 
+LIVE_NODES: Final = Panel(
+    title="Live nodes",
+    text="Nodes with slots whose beats arrive.",
+    queries=[
+        (
+            f'sum(max by (namespace, pool) (rowlock_nodes{{{POOL}, status="active"}}))',
+            "active",
+        )
+    ],
+    unit="short",
+    kind="stat",
+    width=3,
+    levels=BAD_IF_ZERO,
+)
+
 QUEUES: Final = Page(
     uid="rowlock-queues",
     title="rowlock: queues",
@@ -145,23 +160,7 @@ QUEUES: Final = Page(
                     width=3,
                     levels=GOOD_IF_ZERO,
                 ),
-                Panel(
-                    title="Live nodes",
-                    text="Nodes with slots whose beats arrive.",
-                    queries=[
-                        (
-                            (
-                                "sum(max by (namespace, pool) (rowlock_nodes"
-                                f'{{{POOL}, status="active"}}))'
-                            ),
-                            "active",
-                        )
-                    ],
-                    unit="short",
-                    kind="stat",
-                    width=3,
-                    levels=BAD_IF_ZERO,
-                ),
+                LIVE_NODES,
                 Panel(
                     title="Database",
                     text="Whether the database answers everybody who asks it. While it does not, what"
@@ -387,23 +386,7 @@ NODES: Final = Page(
         Row(
             question="Is it well?",
             panels=[
-                Panel(
-                    title="Live nodes",
-                    text="Nodes with slots whose beats arrive.",
-                    queries=[
-                        (
-                            (
-                                "sum(max by (namespace, pool) (rowlock_nodes"
-                                f'{{{POOL}, status="active"}}))'
-                            ),
-                            "active",
-                        )
-                    ],
-                    unit="short",
-                    kind="stat",
-                    width=3,
-                    levels=BAD_IF_ZERO,
-                ),
+                LIVE_NODES,
                 Panel(
                     title="Unreachable",
                     text="Nodes whose beats do not arrive. Within seconds they are back, or removed,"
