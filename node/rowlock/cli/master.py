@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 
-from rowlock import logs
 from rowlock.cli.follow import EXIT_CODES
 from rowlock.cli.main import INTERRUPTED
-from rowlock.cli.node import no_jobs
-from rowlock.registry import Registry
-from rowlock.settings import Settings
+from rowlock.cli.node import prepared
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +20,7 @@ def run(given: argparse.Namespace) -> int:
     """Drive it. Logs go to standard error; SIGTERM and SIGINT drain it, a second one ends it."""
     from rowlock.runtime.driver import drive
 
-    form = "json" if given.json else given.log_format
-    settings = Settings.from_environment(os.environ, dsn=given.dsn, log_format=form)
-    registry = Registry().load(given.imports)
-    if not registry.names:
-        raise no_jobs()
-    logs.configure(settings.log_format)
+    settings, registry = prepared(given)
     result = drive(
         settings,
         registry,

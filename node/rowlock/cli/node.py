@@ -16,12 +16,7 @@ def run(given: argparse.Namespace) -> int:
     """Run it. Logs go to standard error; SIGTERM and SIGINT drain it, a second one ends it."""
     from rowlock.runtime.node import Node, NodeOptions  # not for `dev`, which only wants no_jobs
 
-    form = "json" if given.json else given.log_format
-    settings = Settings.from_environment(os.environ, dsn=given.dsn, log_format=form)
-    registry = Registry().load(given.imports)
-    if not registry.names:
-        raise no_jobs()
-    logs.configure(settings.log_format)
+    settings, registry = prepared(given)
     options = NodeOptions(
         name=given.name or socket.gethostname(),
         pool=given.pool,
@@ -31,6 +26,22 @@ def run(given: argparse.Namespace) -> int:
     )
     Node(settings, registry, options).run()
     return 0
+
+
+def prepared(given: argparse.Namespace) -> tuple[Settings, Registry]:
+    """The settings and jobs of a process that is a node; it logs in their form from here on.
+
+    Raises:
+        UsageError: There are no jobs.
+        SettingsError: Settings are wrong.
+    """
+    form = "json" if given.json else given.log_format
+    settings = Settings.from_environment(os.environ, dsn=given.dsn, log_format=form)
+    registry = Registry().load(given.imports)
+    if not registry.names:
+        raise no_jobs()
+    logs.configure(settings.log_format)
+    return settings, registry
 
 
 def no_jobs() -> UsageError:
