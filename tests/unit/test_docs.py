@@ -19,14 +19,30 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
-def test_every_test_that_the_guarantees_name_exists() -> None:
-    text = (ROOT / "docs" / "guarantees.md").read_text()
+@pytest.mark.parametrize("page", ["guarantees.md", "failure-modes.md"])
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
 
-    assert len(named) > 30
+    assert named
     for path, name in named:
         source = (ROOT / path).read_text()
         assert not name or f"def {name}(" in source, f"{path} has no {name}"
+
+
+def test_every_failure_mode_says_all_and_names_its_test() -> None:
+    text = (ROOT / "docs" / "failure-modes.md").read_text()
+    for section in text.split("\n## ")[1:]:
+        heading, *lines = section.splitlines()
+        head, _rule, *rows = [line for line in lines if line.startswith("|")]
+        columns = head.count("|")
+        assert rows, f"{heading}: no row"
+        for row in rows:
+            cells = [cell.strip() for cell in row.strip("|").split("|")]
+            assert row.count("|") == columns, f"{heading}: {row}"
+            assert all(cells), f"{heading}: {row}"
+            if "Shown by" in head:
+                assert "`tests/" in cells[-1], f"{heading}: names no test: {row}"
 
 
 def test_every_guarantee_of_the_readme_has_its_chapter() -> None:
