@@ -34,6 +34,8 @@ endif
 # Prometheus and promtool, if they are not on PATH: Debian's package, unpacked and not installed, because
 # an installed one runs as a service.
 PROMETHEUS := $(if $(shell command -v promtool && command -v prometheus),,.tools/prometheus/usr/bin/promtool)
+# The same for what make faults breaks things with.
+FAULT_TOOLS := $(if $(shell command -v pgbouncer && ls /usr/lib/*/faketime/libfaketimeMT.so.1 2>/dev/null),,.tools/faults/.unpacked)
 
 .PHONY: help
 help:  ## List the targets
@@ -56,7 +58,7 @@ test: lint types  ## Check style, types and layers, then run the tests with cove
 	$(BIN)/python -m pytest --cov --cov-report=term --ignore=tests/faults --ignore=tests/observability $(ARGS)
 
 .PHONY: faults
-faults: .venv/.dev  ## Kill, freeze and cut off real nodes and databases: nothing lost, nothing doubled
+faults: .venv/.dev $(FAULT_TOOLS)  ## Kill, freeze and cut off real nodes and databases: nothing lost, nothing doubled
 	$(BIN)/python -m pytest tests/faults $(ARGS)
 
 .PHONY: observability
@@ -157,12 +159,25 @@ clean:  ## Take away everything that make and the tools have left here
 	$(UV) sync --quiet --frozen --python "$(PYTHON)"
 	@touch $@ .venv/.demo
 
+# $(call unpack,FOLDER,PACKAGES): Debian's packages, without installing them.
+define unpack
+@mkdir -p $(1)
+@cd $(1) && { apt-get download -qq $(2) 2>/dev/null || { apt-get update -qq && apt-get download -qq $(2); }; }
+@cd $(1) && for package in *.deb; do dpkg -x "$$package" . && rm "$$package"; done
+endef
+
 .tools/prometheus/usr/bin/promtool:
 	@command -v apt-get >/dev/null || { echo 'no prometheus and promtool on PATH: install them' >&2; exit 1; }
-	@mkdir -p .tools/prometheus
-	@cd .tools/prometheus && { apt-get download -qq prometheus 2>/dev/null \
-		|| { apt-get update -qq && apt-get download -qq prometheus; }; }
-	@cd .tools/prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+	$(call unpack,.tools/prometheus,prometheus)
+
+# With the libraries of pgbouncer that a small image lacks; their names differ between releases.
+FAULT_PACKAGES := pgbouncer libfaketime \
+	$$(apt-cache depends pgbouncer | sed -En 's/.*Depends: (lib(c-ares|event)\S+)/\1/p')
+
+# Elsewhere than on Debian the tests that need these tools are skipped, and say so.
+.tools/faults/.unpacked:
+	$(if $(shell command -v apt-get),$(call unpack,.tools/faults,$(FAULT_PACKAGES)),@mkdir -p .tools/faults)
+	@touch $@
 
 .venv/.chart: .venv/.dev
 	$(UV) sync --quiet --frozen --inexact --group chart --python "$(PYTHON)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, LiteralString, Self
@@ -85,17 +85,25 @@ class Cluster:
         return cls(dsn, None) if dsn else cls.private()
 
     @classmethod
-    def private(cls, address: str | None = None) -> Self:
+    def private(
+        cls,
+        address: str | None = None,
+        *,
+        binaries: Binaries | None = None,
+        options: Mapping[str, str | int] | None = None,
+    ) -> Self:
         """A throw-away server of its own, for tests that stop, freeze or break it.
 
         Args:
             address: Where others than this machine reach it; all connection strings name it then.
+            binaries: Its programs; None are those that this run of the tests is about.
+            options: Its settings beside `OPTIONS`.
         """
         server = Server.start(
-            options=OPTIONS,
+            options={**OPTIONS, **(options or {})},
             fsync=False,
             addresses=[address] if address else [],
-            binaries=chosen_binaries(),
+            binaries=binaries or chosen_binaries(),
         )
         dsn = server.dsn_of("postgres")
         return cls(make_conninfo(dsn, host=address) if address else dsn, server)
