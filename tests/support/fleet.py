@@ -43,6 +43,7 @@ from rowlock.registry import Registry
 from rowlock.runtime import processes
 from rowlock.runtime.processes import MARK_VARIABLE, Process
 from tests.support.fault_jobs import NODE_VARIABLE, Part, Plan, Script, Step
+from tests.support.netns import Island
 from tests.support.postgres import Database
 from tests.support.supervisor import environment, is_alive, send, state
 from tests.support.waiting import wait_until
@@ -91,6 +92,8 @@ class Member:
         self.fleet = fleet
         self.name = name
         self.slots = slots
+        self.address = "127.0.0.1"
+        """Where its HTTP server answers."""
         self.mark = f"{fleet.mark}.{secrets.token_hex(4)}"
         self.log_path = fleet.folder / f"{name}-{self.mark[-8:]}.log"
         self.out_path = self.log_path.with_suffix(".out")
@@ -150,7 +153,7 @@ class Member:
 
     def metrics(self) -> dict[str, float]:
         """Its metrics, by name with labels as Prometheus writes them."""
-        url = f"http://127.0.0.1:{self.http_port}/metrics"
+        url = f"http://{self.address}:{self.http_port}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:
             text = answer.read().decode()
         pairs = re.findall(r"^([a-z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
@@ -162,7 +165,7 @@ class Member:
 
     def probe(self, path: str) -> tuple[int, str]:
         """What a probe gets: status and text."""
-        url = f"http://127.0.0.1:{self.http_port}{path}"
+        url = f"http://{self.address}:{self.http_port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 return answer.status, answer.read().decode().strip()
@@ -462,6 +465,7 @@ class Fleet:
         pool: str = "default",
         jobs: str = JOBS,
         wait: bool = True,
+        inside: Island | None = None,
         **env: str | float,
     ) -> NodeProcess:
         """Start a node.
@@ -472,13 +476,17 @@ class Fleet:
             pool: Its pool.
             jobs: The module of jobs that it imports.
             wait: Until it has registered.
+            inside: The network namespace in which it runs; None is this machine's.
             env: Settings by the names of `Settings`, or whole environment variables in capitals.
         """
         argv = [
+            *(inside.argv if inside else ()),
             *(sys.executable, "-m", "rowlock", "node", "--name", name, "--slots", str(slots)),
             *("--pool", pool, "--import", jobs, "--http", "0", "--log-format", "json"),
         ]
         node = NodeProcess(self, name, slots, argv, self._environment(env))
+        if inside:
+            node.address = inside.address
         self.members.append(node)
         return node.wait_registered() if wait else node
 

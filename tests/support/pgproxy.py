@@ -71,8 +71,10 @@ class PgProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        port = self._ask(self._start(host))
-        self.dsn = make_conninfo(dsn, host=host, port=port, sslmode="disable", gssencmode="disable")
+        self.port = self._ask(self._start(host))
+        self.dsn = make_conninfo(
+            dsn, host=host, port=self.port, sslmode="disable", gssencmode="disable"
+        )
         """It leads through the proxy."""
 
     def __enter__(self) -> Self:
