@@ -1,6 +1,5 @@
 """The master of an execution dies, sleeps or is raced: the execution continues and ends once."""
 
-import logging
 import random
 import signal
 import time
@@ -235,11 +234,11 @@ def test_finish_is_repeated_by_the_rules_of_partitions(fleet: Fleet) -> None:
     ended_once(fleet, row, 2)
 
 
-def test_masters_killed_at_random_moments_leave_executions_that_complete(fleet: Fleet) -> None:
+def test_masters_killed_at_random_moments_leave_executions_that_complete(
+    fleet: Fleet, seed: int
+) -> None:
     """kill -9 somewhere between the request and the end, five times at once: every execution ends
     COMPLETED, every partition is begun once, the effect of every finish() is there once."""
-    seed = random.randrange(1 << 32)
-    logging.getLogger(__name__).warning("seed %d", seed)
     rng = random.Random(seed)
     fleet.node("one", slots=2)
     fleet.node("two", slots=2)

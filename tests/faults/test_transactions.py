@@ -1,6 +1,5 @@
 """Rows that author code writes with ctx.transaction(), while processes die at any moment."""
 
-import logging
 import random
 import signal
 import time
@@ -14,11 +13,9 @@ CHUNKED, ITEMS = 4, 400
 WHOLE, ROWS = 60, 5
 
 
-def test_rows_are_written_once_whenever_a_process_is_killed(fleet: Fleet) -> None:
+def test_rows_are_written_once_whenever_a_process_is_killed(fleet: Fleet, seed: int) -> None:
     """kill -9 of executors and of whole nodes at random moments, while chunks commit with their
     checkpoint and whole attempts with their completion: every item is there exactly once."""
-    seed = random.randrange(1 << 32)
-    logging.getLogger(__name__).warning("seed %d", seed)
     rng = random.Random(seed)
     nodes = [fleet.node(f"n{n}", slots=2) for n in range(3)]
     chunks = {"items": ITEMS, "size": 4}

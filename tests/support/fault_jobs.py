@@ -362,7 +362,7 @@ class _Scripted(rowlock.Job[Script, Part, str]):
 
     def process(self, part: Part, ctx: rowlock.Context[Script]) -> str:
         ledger = Ledger(ctx.params.ledger, key=part.key, attempt=ctx.attempt)
-        ledger.write("start")
+        ledger.write("start", job=self.name, of=ctx.idempotency_key)
         try:
             Acts(ledger, ctx, part.key).carry_out(part.steps, ctx.attempt)
         except _Enough:

@@ -25,6 +25,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import uuid
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -42,7 +43,17 @@ from rowlock.db.store import Store
 from rowlock.registry import Registry
 from rowlock.runtime import processes
 from rowlock.runtime.processes import MARK_VARIABLE, Process
-from tests.support.fault_jobs import NODE_VARIABLE, Part, Plan, Script, Step
+from tests.support import failpoints, oracles
+from tests.support.fault_jobs import (
+    NODE_VARIABLE,
+    Once,
+    Part,
+    Plan,
+    Script,
+    Step,
+    Summed,
+    Work,
+)
 from tests.support.netns import Island
 from tests.support.postgres import Database
 from tests.support.supervisor import environment, is_alive, send, state
@@ -68,6 +79,11 @@ PATIENCE_SECONDS: Final = 40.0
 _MARK: Final = "FLEET"
 """Environment variable by which every process of a fleet is found, whoever adopted it."""
 _LOG_LINES_SHOWN: Final = 150
+_LOOPBACK: Final = "127.0.0.1"
+_LOOK_SECONDS: Final = 0.05
+ORPHANED_SECONDS_MAX: Final = 5.0
+"""How long a claim may stand after its owner was removed while another node lives. Those that could not be
+recovered with the removal wait for the next pass, and that for its turn on a busy machine."""
 _SCHEMA: Final = Path(__file__).with_name("fleet.sql")
 
 Row = Any  # a row with its columns as attributes
@@ -92,7 +108,7 @@ class Member:
         self.fleet = fleet
         self.name = name
         self.slots = slots
-        self.address = "127.0.0.1"
+        self.address = _LOOPBACK
         """Where its HTTP server answers."""
         self.mark = f"{fleet.mark}.{secrets.token_hex(4)}"
         self.log_path = fleet.folder / f"{name}-{self.mark[-8:]}.log"
@@ -324,6 +340,15 @@ class LaunchProcess(Member):
         return self.wait_gone()
 
 
+def _rowlock(failpoint: str | None, env: dict[str, str | float]) -> list[str]:
+    """How to start the command; with a failpoint by way of the module that puts it in."""
+    if failpoint is None:
+        return [sys.executable, "-m", "rowlock"]
+    failpoints.points(failpoint)  # a mistake in it is the test's, not the process's
+    env[failpoints.VARIABLE] = failpoint
+    return [sys.executable, "-m", failpoints.MODULE, "rowlock"]
+
+
 def _environ(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
@@ -420,9 +445,11 @@ class Fleet:
         self.alarming = {"operation_refused", "protocol_error"}
         """Events that no node may log in this test."""
         self._admin: psycopg.Connection[Any] | None = None
+        self._onlooker: psycopg.Connection[Any] | None = None
         self._registry = Registry().load([JOBS])
         with database.connect() as db:
             db.execute(_SCHEMA.read_bytes())
+        self._look_on()
 
     def __enter__(self) -> Self:
         return self
@@ -445,8 +472,9 @@ class Fleet:
         finally:
             self.story = self.tell()
             left = self._end_all()
-            if self._admin is not None:
-                self._admin.close()
+            for connection in (self._admin, self._onlooker):
+                if connection is not None:
+                    connection.close()
             shutil.rmtree(self.folder, ignore_errors=True)
         if check:
             assert not left, f"processes outlived their supervisor: {left}"
@@ -466,6 +494,7 @@ class Fleet:
         jobs: str = JOBS,
         wait: bool = True,
         inside: Island | None = None,
+        failpoint: str | None = None,
         **env: str | float,
     ) -> NodeProcess:
         """Start a node.
@@ -477,11 +506,13 @@ class Fleet:
             jobs: The module of jobs that it imports.
             wait: Until it has registered.
             inside: The network namespace in which it runs; None is this machine's.
+            failpoint: Where it dies or stands still; see `failpoints`.
             env: Settings by the names of `Settings`, or whole environment variables in capitals.
         """
         argv = [
             *(inside.argv if inside else ()),
-            *(sys.executable, "-m", "rowlock", "node", "--name", name, "--slots", str(slots)),
+            *_rowlock(failpoint, env),
+            *("node", "--name", name, "--slots", str(slots)),
             *("--pool", pool, "--import", jobs, "--http", "0", "--log-format", "json"),
         ]
         node = NodeProcess(self, name, slots, argv, self._environment(env))
@@ -498,6 +529,7 @@ class Fleet:
         pool: str = "default",
         name: str = "master",
         jobs: str = JOBS,
+        failpoint: str | None = None,
         **env: str | float,
     ) -> NodeProcess:
         """Start a master run of an execution.
@@ -508,10 +540,12 @@ class Fleet:
             pool: Its pool.
             name: In its log's name and in the ledger.
             jobs: The module of jobs that it imports.
+            failpoint: Where it dies or stands still; see `failpoints`.
             env: Settings by the names of `Settings`, or whole environment variables in capitals.
         """
         argv = [
-            *(sys.executable, "-m", "rowlock", "master", str(execution), "--slots", str(slots)),
+            *_rowlock(failpoint, env),
+            *("master", str(execution), "--slots", str(slots)),
             *("--pool", pool, "--import", jobs, "--http", "0", "--log-format", "json"),
         ]
         member = NodeProcess(self, name, slots, argv, self._environment(env))
@@ -530,17 +564,20 @@ class Fleet:
         slots: int = 0,
         name: str = "launch",
         arguments: Sequence[str] = (),
+        failpoint: str | None = None,
         **env: str | float,
     ) -> LaunchProcess:
         """Launch a job from a process of its own, which becomes its master.
 
         Args:
             params: JSON text instead of a script of these parts and steps.
+            failpoint: Where it dies or stands still; see `failpoints`.
         """
         file = self.folder / f"params-{secrets.token_hex(4)}.json"
         file.write_text(params or self.script(parts, plan=plan, finish=finish, commit=commit))
         argv = [
-            *(sys.executable, "-m", "rowlock", "launch", job, "--params", f"@{file}"),
+            *_rowlock(failpoint, env),
+            *("launch", job, "--params", f"@{file}"),
             *("--slots", str(slots), "--import", JOBS, "--json", *arguments),
         ]
         member = LaunchProcess(self, name, slots, argv, self._environment(env))
@@ -837,7 +874,9 @@ class Fleet:
         except psycopg.OperationalError:
             if not self._admin.closed:
                 raise
-            return self.rows(query, *parameters)  # the server went away and came back
+            found = self.rows(query, *parameters)  # the server went away and came back
+            self._look_on()
+            return found
         return cursor.fetchall() if cursor.description is not None else []
 
     def one(self, query: LiteralString, *parameters: Any) -> Row:
@@ -852,36 +891,87 @@ class Fleet:
 
     # -- what must always hold -----------------------------------------------------------------
 
+    def _look_on(self) -> None:
+        """Let the server look for what must not be, every 50 ms. It costs no thread here: nobody waits
+        for the answer of a statement that never ends."""
+        if self._onlooker is not None:
+            self._onlooker.close()
+        self._onlooker = psycopg.connect(
+            self.database.dsn,
+            autocommit=True,
+            application_name="fleet looks on",
+            options="-c client_connection_check_interval=200",
+        )
+        self._onlooker.pgconn.send_query(f"CALL fleet.look_on({_LOOK_SECONDS})".encode())
+
     def check(self) -> None:
         """What must hold after every scenario."""
         assert not self.value("SELECT is_called FROM fleet.violations"), "see the logs: violation"
         eventually(
             lambda: (
-                not self.rows(
-                    "SELECT FROM rowlock.batch_partitions p WHERE p.status = 'CLAIMED' AND NOT EXISTS ("
-                    " SELECT FROM rowlock.batch_nodes n"
-                    " WHERE n.node_id = p.assigned_node AND n.status <> 'REMOVED')"
-                )
+                not self.rows(oracles.ORPHANS)
                 or not any(is_alive(member.process) for member in self.members)
             ),
             "no claim of a removed node stands",
         )
-        wrong = self.rows(
-            "SELECT p.execution_id, p.counts AS recounted, c.counts FROM ("
-            "  SELECT execution_id, ARRAY[sum((status = 'COMPLETED')::int),"
-            "    sum((status = 'FAILED')::int), sum((status = 'CANCELLED')::int)] AS counts"
-            "  FROM rowlock.batch_partitions GROUP BY 1) p"
-            " LEFT JOIN (SELECT execution_id,"
-            "    ARRAY[sum(completed), sum(failed), sum(cancelled)]::bigint[] AS counts"
-            "  FROM rowlock.batch_counts GROUP BY 1) c USING (execution_id)"
-            " WHERE p.counts <> coalesce(c.counts, '{0,0,0}')"
+        seen = self.rows(
+            "SELECT * FROM fleet.sightings WHERE what <> 'claim without an owner' OR looks > %s",
+            ORPHANED_SECONDS_MAX / _LOOK_SECONDS,
         )
+        assert not seen, f"seen while it ran: {seen}"
+        live = self.rows(oracles.LIVE_AFTER_THE_END)
+        assert not live, f"an execution is over and this is not: {live}"
+        wrong = self.rows(oracles.MISCOUNTED)
         assert not wrong, f"counts differ from a recount: {wrong}"
         doubled = self.rows(
             "SELECT key, item, count(*) FROM fleet.effects GROUP BY 1, 2 HAVING count(*) > 1"
         )
         assert not doubled, f"business rows written more than once: {doubled}"
         self._check_starts()
+        self._check_ends()
+        self._check_processes()
+
+    def _check_ends(self) -> None:
+        """What is COMPLETED was done to its end by the attempt that was accepted; what may start once did."""
+        ends = {(entry.key, entry.attempt) for entry in self.ledger().of("end")}
+        undone = [
+            row
+            for row in self.rows(
+                "SELECT p.partition_key, p.claims FROM rowlock.batch_partitions p"
+                " JOIN rowlock.batch_job_coordination e USING (execution_id)"
+                " WHERE p.status = 'COMPLETED' AND p.claims > 0 AND e.job_name = ANY (%s)",
+                [Work.name, Once.name, Summed.name],
+            )
+            if (row.partition_key, row.claims) not in ends
+        ]
+        assert not undone, f"completed, and author code never came to its end: {undone}"
+        allowed = {
+            row.partition_key
+            for row in self.rows(
+                "SELECT partition_key FROM rowlock.batch_partitions"
+                " WHERE resolution ->> 'how' = 'retry'"
+            )
+        }
+        starts = Counter(
+            (entry.more["of"], entry.key)
+            for entry in self.ledger().of("start")
+            if entry.more["job"] == Once.name and entry.key not in allowed
+        )
+        twice = [key for (_, key), count in starts.items() if count > 1]
+        assert not twice, f"AT_MOST_ONCE, and started more than once: {twice}"
+
+    def _check_processes(self) -> None:
+        """Nodes that can say that they live do, and none logged what it never should."""
+        for member in self.members:
+            if not isinstance(member, NodeProcess) or not member.events("node_registered"):
+                continue
+            if member.address != _LOOPBACK:
+                continue  # its network may be cut
+            if is_alive(member.process) and state(member.process) != "T":
+                eventually(
+                    lambda: member.probe("/livez")[0] == 200,  # noqa: B023  asked before the next
+                    f"{member.name} says that it lives",
+                )
         alarming = [
             (member.name, line)
             for member in self.members

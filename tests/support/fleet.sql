@@ -1,5 +1,5 @@
 -- What the tests of faults put beside rowlock's schema: business rows, a record of every change of
--- state, and two triggers that refuse what must never happen. Refusals count in a sequence, which no
+-- state, two triggers that refuse what must never happen, and a procedure that looks on. Refusals count in a sequence, which no
 -- rollback undoes.
 CREATE SCHEMA fleet;
 GRANT USAGE ON SCHEMA fleet TO PUBLIC;
@@ -42,6 +42,12 @@ BEGIN
         PERFORM nextval('fleet.violations');
         RAISE EXCEPTION 'violation: counters of partition % went wrong: % -> %',
             OLD.partition_key, OLD, NEW;
+    ELSIF NEW.claims > OLD.claims
+          AND NOT EXISTS (SELECT FROM rowlock.batch_nodes n
+                           WHERE n.node_id = NEW.assigned_node AND n.status = 'ACTIVE') THEN
+        PERFORM nextval('fleet.violations');
+        RAISE EXCEPTION 'violation: partition % was claimed by a node that is not active: % -> %',
+            OLD.partition_key, OLD, NEW;
     ELSIF OLD.status <> NEW.status THEN
         INSERT INTO fleet.transitions (execution_id, key, was, became, node, token, claims)
         VALUES (OLD.execution_id, OLD.partition_key, OLD.status, NEW.status,
@@ -52,6 +58,46 @@ END
 $$;
 CREATE TRIGGER fleet_watch BEFORE UPDATE ON rowlock.batch_partitions
     FOR EACH ROW EXECUTE FUNCTION fleet.watch_partition();
+
+-- What no statement may ever see, by a look every 50 ms: a claim whose owner is gone although a node lives
+-- that would have recovered it, and a session of rowlock's own that sits in a transaction.
+CREATE TABLE fleet.sightings (
+    what    text NOT NULL,
+    whose   text NOT NULL,
+    looks   integer NOT NULL DEFAULT 1,
+    at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (what, whose)
+);
+
+CREATE PROCEDURE fleet.look_on(every_seconds float)
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    LOOP
+        INSERT INTO fleet.sightings AS s (what, whose)
+        SELECT 'claim without an owner', p.partition_key || ' ' || p.claim_token
+          FROM rowlock.batch_partitions p
+         WHERE p.status = 'CLAIMED'
+           AND NOT EXISTS (SELECT FROM rowlock.batch_nodes n
+                            WHERE n.node_id = p.assigned_node AND n.status <> 'REMOVED')
+           AND EXISTS (SELECT FROM rowlock.batch_nodes n
+                        WHERE n.status = 'ACTIVE'
+                          AND n.heartbeat_at > clock_timestamp() - interval '1 s')
+        UNION ALL
+        SELECT 'idle in transaction', format('%s %s', a.application_name, a.query)
+          FROM pg_stat_activity a
+         WHERE a.datname = current_database()
+           AND a.state LIKE 'idle in transaction%'
+           AND a.state_change < clock_timestamp() - interval '1 s'
+           AND a.application_name LIKE 'rowlock %'
+           -- An author's transaction lasts as long as its attempt.
+           AND a.application_name NOT LIKE 'rowlock work%'
+        ON CONFLICT (what, whose) DO UPDATE SET looks = s.looks + 1;
+        COMMIT;
+        PERFORM pg_sleep(every_seconds);
+    END LOOP;
+END
+$$;
 
 CREATE FUNCTION fleet.watch_execution() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

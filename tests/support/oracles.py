@@ -59,39 +59,51 @@ def moves(scene: Scene) -> set[tuple[str, str | None, str]]:
     return {(row.kind, row.was, row.became) for row in rows}
 
 
+ORPHANS: Final[LiteralString] = """
+SELECT p.* FROM rowlock.batch_partitions p
+LEFT JOIN rowlock.batch_nodes n ON n.node_id = p.assigned_node AND n.status <> 'REMOVED'
+WHERE p.status = 'CLAIMED' AND n.node_id IS NULL
+"""
+"""Partitions CLAIMED by a node that is REMOVED or absent."""
+
+MISCOUNTED: Final[LiteralString] = """
+SELECT e.execution_id, e.status, e.counts, r.*, c.* FROM rowlock.batch_job_coordination e
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE status = 'COMPLETED') AS completed,
+           count(*) FILTER (WHERE status = 'FAILED') AS failed,
+           count(*) FILTER (WHERE status = 'CANCELLED') AS cancelled,
+           e.carried + count(*) AS total
+      FROM rowlock.batch_partitions p WHERE p.execution_id = e.execution_id) r
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(completed), 0) AS n_completed, coalesce(sum(failed), 0) AS n_failed,
+           coalesce(sum(cancelled), 0) AS n_cancelled
+      FROM rowlock.batch_counts c WHERE c.execution_id = e.execution_id) c
+WHERE (completed, failed, cancelled) IS DISTINCT FROM (n_completed, n_failed, n_cancelled)
+   OR (e.counts IS NOT NULL AND e.total IS NOT NULL
+       AND e.counts IS DISTINCT FROM jsonb_build_object('total', r.total, 'completed', e.carried + completed,
+                                                        'failed', failed, 'cancelled', cancelled))
+   OR (e.total IS NOT NULL AND r.total <> e.total)
+   OR (e.status = 'COMPLETED' AND e.carried + completed + failed <> e.total)
+"""
+"""Executions whose counters, or whose final counts, are not what a recount of their rows says. What
+executions before have completed counts as completed."""
+
+LIVE_AFTER_THE_END: Final[LiteralString] = """
+SELECT p.execution_id, p.partition_key, p.status, e.status AS ended
+  FROM rowlock.batch_partitions p JOIN rowlock.batch_job_coordination e USING (execution_id)
+ WHERE p.status IN ('PENDING', 'CLAIMED') AND e.ended_at IS NOT NULL
+"""
+"""Partitions that wait or run in an execution that is over."""
+
+
 def orphans(scene: Scene) -> list[Any]:  # Any: rows
     """Partitions CLAIMED by a node that is REMOVED or absent."""
-    return scene.all(
-        "SELECT p.* FROM rowlock.batch_partitions p"
-        " LEFT JOIN rowlock.batch_nodes n ON n.node_id = p.assigned_node AND n.status <> 'REMOVED'"
-        " WHERE p.status = 'CLAIMED' AND n.node_id IS NULL"
-    )
+    return scene.all(ORPHANS)
 
 
 def miscounted(scene: Scene) -> list[Any]:  # Any: rows
-    """Executions whose counters, or whose final counts, are not what a recount of their rows says.
-
-    What executions before have completed counts as completed.
-    """
-    return scene.all(
-        "SELECT e.execution_id, e.status, e.counts, r.*, c.* FROM rowlock.batch_job_coordination e"
-        " CROSS JOIN LATERAL ("
-        "  SELECT count(*) FILTER (WHERE status = 'COMPLETED') AS completed,"
-        "   count(*) FILTER (WHERE status = 'FAILED') AS failed,"
-        "   count(*) FILTER (WHERE status = 'CANCELLED') AS cancelled,"
-        "   e.carried + count(*) AS total"
-        "  FROM rowlock.batch_partitions p WHERE p.execution_id = e.execution_id) r"
-        " CROSS JOIN LATERAL ("
-        "  SELECT coalesce(sum(completed), 0) AS n_completed, coalesce(sum(failed), 0) AS n_failed,"
-        "   coalesce(sum(cancelled), 0) AS n_cancelled"
-        "  FROM rowlock.batch_counts c WHERE c.execution_id = e.execution_id) c"
-        " WHERE (completed, failed, cancelled) IS DISTINCT FROM (n_completed, n_failed, n_cancelled)"
-        " OR (e.counts IS NOT NULL AND e.total IS NOT NULL AND e.counts IS DISTINCT FROM"
-        "  jsonb_build_object('total', r.total, 'completed', e.carried + completed, 'failed', failed,"
-        "   'cancelled', cancelled))"
-        " OR (e.total IS NOT NULL AND r.total <> e.total)"
-        " OR (e.status = 'COMPLETED' AND e.carried + completed + failed <> e.total)"
-    )
+    """Executions whose counters, or whose final counts, are not what a recount of their rows says."""
+    return scene.all(MISCOUNTED)
 
 
 def deadlocks(scene: Scene) -> int:
