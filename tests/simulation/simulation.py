@@ -483,6 +483,8 @@ class Simulation:
 
     db: Lockstep
     seed: int
+    once: bool = False
+    """Only AT_MOST_ONCE work, and a restart of whatever has failed."""
     rng: random.Random = field(init=False)
     now: float = 0.0
     """True time, seconds; nobody reads it but through a clock of his own."""
@@ -520,7 +522,7 @@ class Simulation:
             self._turn()
         self._cease()
         self._settle_down()
-        if self.rng.random() < 0.5:
+        if self.once or self.rng.random() < 0.5:
             self._restart()
             self._settle_down()
 
@@ -705,11 +707,12 @@ class Simulation:
         if self._instances >= 3:
             return
         rng = self.rng
+        delivery = rng.choice(("AT_LEAST_ONCE", "AT_LEAST_ONCE", "AT_MOST_ONCE"))
         self.db.request(
             self.a_uuid(),
             Execution(
                 instance=self._instances,
-                delivery=rng.choice(("AT_LEAST_ONCE", "AT_LEAST_ONCE", "AT_MOST_ONCE")),
+                delivery="AT_MOST_ONCE" if self.once else delivery,
                 max_attempts=rng.choice((1, 2, 3)),
                 max_failed=rng.choice((None, 0, 0, 1)),
                 has_finish=rng.random() < 0.5,
