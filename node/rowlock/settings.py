@@ -81,6 +81,10 @@ class Settings:
     """An executor that holds more memory than this is replaced after its attempt. Megabytes; 0:
     no limit."""
 
+    plan_partitions_max: int = 10_000_000
+    """A plan of more partitions fails its execution: a partition() that never ends must not fill the
+    database. 0: no limit."""
+
     def __post_init__(self) -> None:
         problems = list(_problems({f.name: getattr(self, f.name) for f in fields(self)}))
         if problems:
@@ -193,7 +197,7 @@ _RULES: Final[Sequence[tuple[tuple[str, str], Callable[[float, float], bool], st
         "must be at least ",
     ),
 )
-_COUNTS: Final = frozenset({"recycle_attempts", "executor_memory_mb"})
+_COUNTS: Final = frozenset({"recycle_attempts", "executor_memory_mb", "plan_partitions_max"})
 _MAY_BE_ZERO: Final = frozenset({"drain_seconds", "cancel_seconds"})
 
 

@@ -11,6 +11,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -31,6 +32,9 @@ BREAK_VARIABLE = "FLEET_BREAK"
 """Names a file; while it exists, no executor can be started (its supervisor can)."""
 
 TICK_SECONDS = 0.01
+
+_LEAKED: list[int] = []
+"""File descriptors that author code has forgotten to close."""
 
 if Path(os.environ.get(BREAK_VARIABLE, "")).is_file() and MARK_VARIABLE in os.environ:
     raise RuntimeError("this installation is broken")
@@ -224,6 +228,25 @@ class Acts:
     def hold_gil(self, seconds: float) -> None:
         """Stay in native code that does not release the interpreter's lock."""
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+    def backtrack(self, length: int) -> None:
+        """A regular expression that takes twice as long for each character more."""
+        re.match("(a+)+$", "a" * length + "b")
+
+    def count(self, number: int) -> None:
+        """One call of the interpreter's own C code, over so many numbers."""
+        sum(range(number))
+
+    def power(self, exponent: int) -> None:
+        """Arithmetic with millions of digits."""
+        pow(7, exponent)
+
+    def leak_files(self, limit: int) -> None:
+        """Open files until this process may open no more, and keep them open."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        while True:
+            _LEAKED.append(os.open(os.devnull, os.O_RDONLY))
 
     def spawn(self, how: str) -> None:
         """Start a process that outlives its parent: "child", "session" (its own) or "daemon"."""

@@ -213,6 +213,11 @@ class Attempts:
         """Attempts that occupy a slot."""
         return sum(1 for executor in self._executors if executor.work)
 
+    def oldest_age(self, now: float) -> float:
+        """How long the attempt has run that has run longest. Seconds; 0: none runs."""
+        running = [executor.work[0].sent_at for executor in self._executors if executor.work]
+        return max((now - sent for sent in running if sent is not None), default=0.0)
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing is claimed, running or waiting for an answer of the database.

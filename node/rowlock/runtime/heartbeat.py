@@ -51,6 +51,8 @@ class Look:
     answer: BeatAnswer
     sent_at: float
     answered_at: float
+    late_seconds: float
+    """How much later than it was due the beat was sent."""
     clock_offset_seconds: float
     """How far this machine's clock is ahead of the database's, give or take half the round trip."""
 
@@ -158,7 +160,7 @@ class Heartbeat(threading.Thread):
                 due = time.monotonic() + self._beat_seconds
                 continue
             started = time.monotonic()
-            error = self._beat(report)
+            error = self._beat(report, late_seconds=max(0.0, started - due))
             if error is None:
                 self._carry_out()
                 due = started + self._beat_seconds
@@ -175,7 +177,7 @@ class Heartbeat(threading.Thread):
         )
         return False
 
-    def _beat(self, report: Report) -> Exception | None:
+    def _beat(self, report: Report, *, late_seconds: float) -> Exception | None:
         sent_ns = boottime_ns()
         sent_at = self._sent_at = time.monotonic()
         try:
@@ -203,6 +205,7 @@ class Heartbeat(threading.Thread):
             answer=answer,
             sent_at=sent_at,
             answered_at=answered_at,
+            late_seconds=late_seconds,
             clock_offset_seconds=wall - (answered_at - sent_at) / 2 - answer.at.timestamp(),
         )
         self._mailbox.post(lambda: self._on_look(look))

@@ -65,6 +65,8 @@ class Master:
     call: Call = "plan"
     """The author's method that runs, or ran last."""
     chunks: int = 0
+    slices: int = 0
+    """What partition() has yielded so far."""
     looking: bool = False
     look_at: float | None = None
     finish_at: float | None = None
@@ -425,6 +427,17 @@ class Masters:
         execution, epoch = master.execution_id, master.mastership.epoch
         chunk = master.chunks
         master.chunks += 1
+        master.slices += len(message.keys)
+        limit = self._host.settings.plan_partitions_max
+        if 0 < limit < master.slices:
+            self._abort_call(master)
+            self._fail_plan(
+                master,
+                "PlanTooLarge",
+                f"partition() has yielded more than {limit:,} slices: make them larger, or raise"
+                " ROWLOCK_PLAN_PARTITIONS_MAX",
+            )
+            return
 
         def done(staged: bool) -> None:
             if self._running is not master:

@@ -134,6 +134,8 @@ class Failed:
     """Only with 'later'."""
     started: bool = True
     """False: author code did not begin (the slice could not be decoded)."""
+    worn: bool = False
+    """True: the process has run out of files or threads, and leaves: no other attempt could run in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

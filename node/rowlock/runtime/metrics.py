@@ -142,6 +142,12 @@ class NodeMetrics:
         )
         self.slots_used = slots.labels(pool, "used")
         self.slots_total = slots.labels(pool, "total")
+        self.oldest_attempt_age = Gauge(
+            "rowlock_oldest_attempt_age_seconds",
+            "How long the attempt has been running that has run longest of this node's. 0: none runs.",
+            ["pool"],
+            registry=registry,
+        ).labels(pool)
         self.executor_deaths = self._counter(
             "rowlock_executor_deaths",
             "Executors that ended although nobody had ended them.",
@@ -157,6 +163,13 @@ class NodeMetrics:
             "From sending a beat to its answer.",
             ["pool"],
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5),
+            registry=registry,
+        ).labels(pool)
+        self.beat_lateness = Histogram(
+            "rowlock_heartbeat_lateness_seconds",
+            "How much later than it was due a beat was sent: what a busy machine, or a statement before it, cost.",
+            ["pool"],
+            buckets=(0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10),
             registry=registry,
         ).labels(pool)
         self.beat_failures = self._counter(

@@ -436,6 +436,7 @@ class Node:
     def _look(self, look: Look) -> None:
         metrics = self.host.metrics
         metrics.beat_duration.observe(look.answered_at - look.sent_at)
+        metrics.beat_lateness.observe(look.late_seconds)
         metrics.clock_offset.set(look.clock_offset_seconds)
         metrics.database_up.set(1)
         if look.node_id != self.host.node_id or not self.host.registered:
@@ -500,6 +501,7 @@ class Node:
         self._published_at = self._turned_at
         load = self.attempts.load
         self.host.metrics.slots_used.set(load)
+        self.host.metrics.oldest_attempt_age.set(self.attempts.oldest_age(self._turned_at))
         if not self.host.registered or self._leaving:
             return
         self._report = Report(

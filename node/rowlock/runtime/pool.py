@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 
 from rowlock.runtime.children import Children
 from rowlock.runtime.executor_process import ExecutorProcess, describe_exit, executor_command
-from rowlock.runtime.messages import Exit, Hello, Message, ToExecutor
+from rowlock.runtime.messages import Exit, Failed, Hello, Message, ToExecutor
 from rowlock.runtime.watchdog import LeaseBoard
 
 log = logging.getLogger(__name__)
@@ -140,6 +140,13 @@ class Pool(Generic[WorkT]):
                 executor.failed_starts = 0
             else:
                 self._on_message(executor, message)
+                if isinstance(message, Failed) and message.worn:
+                    log.warning(
+                        "executor %d has run out of files or threads: it is replaced",
+                        executor.index,
+                        extra={"event": "executor_worn", "executor": executor.index},
+                    )
+                    self.kill(executor)  # nobody is blamed for its end
 
     def give(self, executor: Executor[WorkT], work: WorkT, *, freezable: bool) -> None:
         """Note what an executor is given, before it is sent."""
