@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support.fault_jobs import parts, step
 from tests.support.fleet import Fleet, LaunchProcess, eventually
 
@@ -19,7 +21,8 @@ BROKEN = {
 def test_a_plan_that_breaks_fails_the_execution_before_anything_is_visible(fleet: Fleet) -> None:
     """partition() raises at item 5,000, yields a key twice or a slice that breaks its contract, returns
     None, or its process dies: the execution is FAILED with the reason, no partition was ever there,
-    and the node plans the next execution as if nothing had been."""
+    and the node plans the next execution as if nothing had been. (A plan of None is reported as
+    OpenLiberty#9707.)"""
     fleet.node("one")
 
     for then, (reason, message) in BROKEN.items():
@@ -37,7 +40,8 @@ def test_a_plan_that_breaks_fails_the_execution_before_anything_is_visible(fleet
 
 
 def test_a_plan_of_nothing_is_completed_and_finished(fleet: Fleet) -> None:
-    """0 of 0 partitions: COMPLETED, and finish() has run once."""
+    """0 of 0 partitions: COMPLETED, and finish() has run once. (Elsewhere it fails early, or waits for ever:
+    reported as OpenLiberty#9707, spring-batch#2005, hapi-fhir#3878.)"""
     fleet.node("one")
 
     row = fleet.wait(fleet.request("fault.planned", params=fleet.plan(0)))
@@ -47,12 +51,16 @@ def test_a_plan_of_nothing_is_completed_and_finished(fleet: Fleet) -> None:
     assert len(fleet.ledger().of("finish_start")) == 1
 
 
-def test_a_plan_that_never_ends_is_cancelled_with_its_execution(fleet: Fleet) -> None:
-    """partition() is stuck with thousands of slices staged: a cancel ends it and leaves no trace, and
-    the executor of plans serves the next execution."""
-    fleet.node("one")
-    run = fleet.request("fault.planned", params=fleet.plan(3000, "wait"))
+@pytest.mark.parametrize("yielded", [0, 3000])
+def test_a_plan_that_never_ends_is_cancelled_with_its_execution(fleet: Fleet, yielded: int) -> None:
+    """partition() is stuck before its first slice, or with thousands of them staged: its master beats on, a cancel
+    ends it and leaves no trace, and the executor of plans serves the next execution. (Reported as
+    hapi-fhir#3878.)"""
+    node = fleet.node("one")
+    run = fleet.request("fault.planned", params=fleet.plan(yielded, "wait"))
     stuck = fleet.wait_ledger("planned", "plan").pid
+    node.wait_beats(3)
+    assert fleet.status(run) == "PLANNING"
 
     assert fleet.cancel(run) == "cancelled"
 
@@ -62,6 +70,22 @@ def test_a_plan_that_never_ends_is_cancelled_with_its_execution(fleet: Fleet) ->
     assert fleet.value("SELECT count(*) FROM rowlock.batch_partitions") == 0
     assert fleet.value("SELECT count(*) FROM rowlock.batch_staging") == 0
     fleet.wait(fleet.request("fault.planned", params=fleet.plan(2)))
+
+
+def test_a_plan_without_an_end_is_refused_at_its_limit(fleet: Fleet) -> None:
+    """partition() yields for ever: its execution is FAILED with the limit and where it is set, what was staged
+    is gone, its process is ended, and the next execution is planned. A plan as large as the limit is one."""
+    fleet.node("one", plan_partitions_max=4000)
+
+    row = fleet.wait(fleet.request("fault.planned", params=fleet.plan(10**9)), "FAILED")
+
+    assert row.failure_reason == "PlanTooLarge"
+    assert "more than 4,000 slices" in row.failure_message
+    assert "ROWLOCK_PLAN_PARTITIONS_MAX" in row.failure_message
+    assert fleet.value("SELECT count(*) FROM rowlock.batch_partitions") == 0
+    assert fleet.value("SELECT count(*) FROM rowlock.batch_staging") == 0
+    largest = fleet.wait(fleet.request("fault.planned", params=fleet.plan(4000)))
+    assert largest.counts["completed"] == 4000
 
 
 def test_a_plan_that_takes_long_keeps_no_other_execution_waiting(fleet: Fleet) -> None:
@@ -84,7 +108,8 @@ def test_a_plan_that_takes_long_keeps_no_other_execution_waiting(fleet: Fleet) -
 
 
 def test_a_large_plan_takes_no_more_memory_than_a_small_one(fleet: Fleet) -> None:
-    """100,000 slices stream through executor and supervisor: neither holds the plan."""
+    """100,000 slices stream through executor and supervisor: neither holds the plan, and none is lost. (More than
+    65,535 parameters fail elsewhere, or a part is dropped in silence: reported as oban#319, breeze#1696.)"""
     small, large = (planned(fleet, count) for count in (5_000, 100_000))
 
     for before, after in zip(small, large, strict=True):
