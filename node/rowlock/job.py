@@ -254,6 +254,33 @@ class Context(ABC, Generic[ParamsT_co]):
         """
 
     @abstractmethod
+    def lock(
+        self, name: str, *, timeout_seconds: float | None = None
+    ) -> AbstractContextManager[None]:
+        """Hold a named lock: `with ctx.lock("tariffs"): ...`, one attempt at a time in all pools.
+
+        Attempts of all jobs and executions over one database share the names. The lock belongs to the
+        claim: when that is lost or ends, the lock is free at that moment, whatever the attempt still
+        does, so fence what must not overlap with `ctx.transaction()`. A transaction inside the lock
+        is committed before the lock is free, also the one whose COMMIT waits until `process()` returns.
+
+        Waiting occupies the slot and counts for the job's `timeout_seconds`; there is no order among
+        those who wait. Who takes several takes them in one order everywhere.
+
+        Args:
+            name: 1 to 200 bytes of text.
+            timeout_seconds: How long to wait; 0: take it if it is free. None: no limit. While the
+                database cannot answer, nobody gives up.
+
+        Raises:
+            TimeoutError: Somebody else had the lock all the time.
+            Stopped: The attempt is asked to stop, and has not got the lock.
+            LeaseLost: The claim is gone.
+            UsageError: The name cannot be one, the attempt has this lock already, or a transaction
+                is open.
+        """
+
+    @abstractmethod
     def progress(self, done: int, total: int | None = None) -> None:
         """Tell people how far the attempt is. It is no checkpoint."""
 

@@ -883,9 +883,9 @@ def aged(scene: Scene, run: Run) -> None:
     )
 
 
-def purged(scene: Scene) -> None:
+def purged(scene: Scene, store: Store | None = None) -> None:
     month = 30 * 86_400.0
-    scene.store.retain(
+    (store or scene.store).retain(
         completed_seconds=month, failed_seconds=month, events_seconds=month, limit=1000
     )
 
@@ -1102,6 +1102,83 @@ def a_removed_node_has_claims_left(scene: Scene) -> None:
         scene.node(node)
 
 
+def locked(scene: Scene, node: UUID, claim: Claim, *, store: Store | None = None) -> str:
+    return (store or scene.store).acquire_lock(node, claim.id, claim.token, scene.job)
+
+
+def a_claim_that_was_taken_again_holds_a_lock(scene: Scene) -> None:
+    node, claim = scene.a_claim()
+    assert locked(scene, node, claim) == "acquired"
+    scene.release(node, claim)
+    (again,) = scene.claim(node, idle=True)
+    assert again.id == claim.id
+    assert locked(scene, *scene.a_claim()) == "acquired"
+
+
+def a_completed_claim_holds_a_lock(scene: Scene) -> None:
+    node, claim = scene.a_claim()
+    assert locked(scene, node, claim) == "acquired"
+    scene.complete(node, claim)
+    assert locked(scene, *scene.a_claim()) == "acquired"
+
+
+def a_removed_node_asks_for_a_lock(scene: Scene) -> None:
+    with removed_holder(scene) as (node, claim):
+        assert locked(scene, node, claim) == "lost"
+
+
+def an_old_attempt_asks_for_a_lock(scene: Scene) -> None:
+    node, old, _ = claimed_twice(scene)
+    assert locked(scene, node, old) == "lost"
+
+
+def a_lock_is_held(scene: Scene) -> None:
+    assert locked(scene, *scene.a_claim()) == "acquired"
+    assert locked(scene, *scene.a_claim()) == "busy"
+
+
+def a_dead_holder(scene: Scene) -> None:
+    node, claim = scene.a_claim()
+    assert locked(scene, node, claim) == "acquired"
+    scene.release(node, claim)
+    scene.store.cancel(claim.execution_id, "test", None)
+
+
+def two_take_over_a_lock(scene: Scene) -> None:
+    a_dead_holder(scene)
+    (one, first), (two, second) = scene.a_claim(), scene.a_claim()
+    taking, asking = scene.a_store(), scene.a_store()
+    with taking.connection.transaction():
+        assert locked(scene, one, first, store=taking) == "acquired"
+        with scene.started(asking, lambda store: locked(scene, two, second, store=store)) as answer:
+            taking.connection.execute("COMMIT")
+            assert answer.result() == "busy"
+
+
+def an_old_attempt_gives_a_lock_back(scene: Scene) -> None:
+    a_dead_holder(scene)
+    node, claim = scene.a_claim()
+    assert locked(scene, node, claim) == "acquired"
+    assert not scene.store.release_lock(uuid4(), scene.job)
+    assert locked(scene, *scene.a_claim()) == "busy"
+
+
+def a_purge_passes_a_held_lock(scene: Scene) -> None:
+    assert locked(scene, *scene.a_claim()) == "acquired"
+    purged(scene)
+    assert locked(scene, *scene.a_claim()) == "busy"
+
+
+def a_purge_meets_a_lock_that_is_taken_over(scene: Scene) -> None:
+    a_dead_holder(scene)
+    taking, purging = scene.a_store(), scene.a_store()
+    with taking.connection.transaction():
+        assert locked(scene, *scene.a_claim(), store=taking) == "acquired"
+        with scene.started(purging, lambda store: purged(scene, store)):
+            taking.connection.execute("COMMIT")
+    assert locked(scene, *scene.a_claim()) == "busy"
+
+
 # -- which belongs to which ------------------------------------------------------------------------------
 
 TOKEN: Final = "only the claim that was taken"
@@ -1240,6 +1317,43 @@ MUTANTS: Final[dict[str, Mutant]] = {
         old="status COLLATE \"C\" = 'CLAIMED'",
         new="true",
         scenario=a_completed_row_gets_a_checkpoint,
+    ),
+    f"_stands: {TOKEN}": Mutant(
+        old="p.claim_token = p_token",
+        new="true",
+        scenario=a_claim_that_was_taken_again_holds_a_lock,
+    ),
+    "_stands: what has ended holds nothing": Mutant(
+        old="p.status COLLATE \"C\" = 'CLAIMED'",
+        new="true",
+        scenario=a_completed_claim_holds_a_lock,
+    ),
+    "acquire_lock: a removed node takes no lock": Mutant(
+        old="n.status <> 'REMOVED'", new="true", scenario=a_removed_node_asks_for_a_lock
+    ),
+    "acquire_lock: only for a claim that stands": Mutant(
+        old="rowlock._stands(p_id, p_token)", new="true", scenario=an_old_attempt_asks_for_a_lock
+    ),
+    "acquire_lock: who holds a lock keeps it": Mutant(
+        old="rowlock._stands(v_holder.partition_id, v_holder.claim_token)",
+        new="false",
+        scenario=a_lock_is_held,
+    ),
+    "acquire_lock: it is taken over only from who was seen to be gone": Mutant(
+        old="l.claim_token = v_holder.claim_token", new="true", scenario=two_take_over_a_lock
+    ),
+    "release_lock: nobody gives back the lock of another": Mutant(
+        old="l.claim_token = p_token", new="true", scenario=an_old_attempt_gives_a_lock_back
+    ),
+    "retain: who holds a lock keeps it": Mutant(
+        old="NOT rowlock._stands(o.partition_id, o.claim_token)",
+        new="true",
+        scenario=a_purge_passes_a_held_lock,
+    ),
+    "retain: a lock that was taken over meanwhile stays": Mutant(
+        old="l.claim_token = void.claim_token",
+        new="true",
+        scenario=a_purge_meets_a_lock_that_is_taken_over,
     ),
     "record_evidence: evidence of this start, no other": Mutant(
         old="s.claim_token = p_token", new="true", scenario=evidence_of_an_old_start

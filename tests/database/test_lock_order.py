@@ -28,6 +28,7 @@ MOVES: Final = {
     "fail": 8,
     "release": 5,
     "checkpoint": 2,
+    "lock": 4,
     "beat": 5,
     "drive": 12,
     "adopt": 5,
@@ -195,6 +196,15 @@ class Actor:
         if self.held:
             claim = self.rng.choice(self.held)
             self.store.checkpoint(self.node, claim.id, claim.token, "1")
+
+    def lock(self) -> None:
+        """A named lock; sometimes it is given back, sometimes it is left to the end of the claim."""
+        if not self.held:
+            return
+        claim, name = self.rng.choice(self.held), self.rng.choice("ab")
+        answer = self.store.acquire_lock(self.node, claim.id, claim.token, name)
+        if answer == "acquired" and self.rng.random() < 0.5:
+            self.store.release_lock(claim.token, name)
 
     def transact(self) -> None:
         """One transaction of an author, under the fence: a checkpoint or the completion."""

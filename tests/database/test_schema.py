@@ -161,6 +161,7 @@ def test_every_check_has_a_row_that_it_refuses(scene: Scene) -> None:
         "batch_nodes_name_check",
         "batch_nodes_pool_check",
         "batch_fences_armed_check",
+        "batch_locks_name_check",  # test_locks.py
     }
     assert {check.conname for check in checks} == shown | elsewhere
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -22,7 +23,18 @@ from rowlock.protocol.model import Claim, ExecutionFacts
 from rowlock.registry import Registry
 from rowlock.runtime.attempts import PREFETCH_SECONDS_MAX, Attempt, Attempts, _Answer
 from rowlock.runtime.host import Host
-from rowlock.runtime.messages import Completed, Failed, Message, Ready, Run, Stop, Stopped
+from rowlock.runtime.messages import (
+    Completed,
+    Failed,
+    Lock,
+    Message,
+    Ready,
+    Reply,
+    Run,
+    Stop,
+    Stopped,
+    Unlock,
+)
 from rowlock.runtime.metrics import NodeMetrics
 from rowlock.runtime.pool import Executor
 from rowlock.runtime.watchdog import LeaseBoard, boottime_ns
@@ -437,3 +449,132 @@ def test_the_log_says_why_an_attempt_failed(
         desk.database.take("fail").answer(outcome)
 
     assert [one.getMessage() for one in caplog.records] == [logged]
+
+
+# -- named locks -----------------------------------------------------------------------------------
+
+
+def asks_for_a_lock(desk: Desk, timeout_seconds: float | None = None) -> Attempt:
+    """An attempt that runs, and waits for a lock; the first look is under way."""
+    (executor,) = desk.pool.executors
+    desk.claimed(a_claim())
+    (attempt,) = executor.work
+    request = Lock(request=1, attempt=attempt.number, name="x", timeout_seconds=timeout_seconds)
+    desk.attempts.on_message(executor, request, time.monotonic())
+    desk.turn()
+    return attempt
+
+
+def answers(desk: Desk) -> list[tuple[bool, str | None]]:
+    return [(sent.ok, sent.body) for _, sent in desk.pool.sent if isinstance(sent, Reply)]
+
+
+def lock_counts(desk: Desk) -> dict[str, float]:
+    text = desk.host.metrics.render("")[0].decode()
+    found = re.findall(
+        r'^rowlock_lock_acquisitions_total{.*result="(\w+)"} (\S+)$', text, re.MULTILINE
+    )
+    return {result: float(value) for result, value in found if float(value)}
+
+
+def test_a_lock_that_is_free_is_answered_at_once(desk: Desk) -> None:
+    attempt = asks_for_a_lock(desk)
+
+    desk.database.take("acquire_lock").answer("acquired")
+
+    assert answers(desk) == [(True, "acquired")]
+    assert attempt.locks == {"x"}
+    assert lock_counts(desk) == {"acquired": 1}
+
+
+def test_a_busy_lock_is_looked_at_again_within_a_second(desk: Desk) -> None:
+    asks_for_a_lock(desk)
+    now = time.monotonic()
+    for look in range(20):
+        desk.database.take("acquire_lock").answer("busy")
+        due = desk.attempts.next_due()
+        assert due is not None
+        assert due <= max(now, time.monotonic()) + 1.0, look
+        now = due
+        desk.attempts.turn(now)
+    assert not answers(desk)
+
+    desk.database.take("acquire_lock").answer("acquired")
+
+    assert answers(desk) == [(True, "acquired")]
+    assert lock_counts(desk) == {"waited": 1}
+
+
+def test_who_has_waited_long_enough_is_told_after_a_look_that_had_an_answer(desk: Desk) -> None:
+    asks_for_a_lock(desk, timeout_seconds=5.0)
+    desk.attempts.turn(time.monotonic() + 60)
+    assert not answers(desk), "while the database cannot answer, nobody gives up"
+
+    desk.database.take("acquire_lock").answer("busy")
+    desk.attempts.turn(time.monotonic() + 60)
+
+    assert answers(desk) == [(True, "timed_out")]
+    assert lock_counts(desk) == {"timed_out": 1}
+    assert desk.attempts.next_due() is None
+
+
+def test_an_attempt_that_is_to_stop_waits_no_longer_unless_it_has_the_lock(desk: Desk) -> None:
+    attempt = asks_for_a_lock(desk)
+    desk.attempts.executions_ended([attempt.claim.execution_id], time.monotonic())
+    desk.turn()
+    assert not answers(desk)
+
+    desk.database.take("acquire_lock").answer("busy")
+    desk.turn()
+
+    assert answers(desk) == [(True, "stopped")]
+    assert lock_counts(desk) == {"stopped": 1}
+
+
+def test_a_claim_that_is_gone_ends_the_wait(desk: Desk) -> None:
+    asks_for_a_lock(desk)
+
+    desk.database.take("acquire_lock").answer("lost")
+
+    assert answers(desk) == [(False, "lost")]
+    assert lock_counts(desk) == {"lost": 1}
+
+
+def test_nobody_waits_for_an_executor_that_has_died(desk: Desk) -> None:
+    (executor,) = desk.pool.executors
+    asks_for_a_lock(desk)
+    work = list(executor.work)
+    executor.work.clear()
+    desk.attempts.on_executor_end(work, "killed by SIGKILL", time.monotonic(), killed=False)
+
+    desk.database.take("acquire_lock").answer("busy")
+    desk.turn()
+
+    assert "acquire_lock" not in desk.database.names
+    assert not answers(desk)
+    assert lock_counts(desk) == {"stopped": 1}
+
+
+def test_a_lock_is_given_back_before_its_holder_goes_on(desk: Desk) -> None:
+    (executor,) = desk.pool.executors
+    attempt = asks_for_a_lock(desk)
+    desk.database.take("acquire_lock").answer("acquired")
+
+    request = Unlock(request=2, attempt=attempt.number, name="x")
+    desk.attempts.on_message(executor, request, time.monotonic())
+
+    assert len(answers(desk)) == 1
+    desk.database.take("release_lock").answer(True)
+    assert answers(desk)[1:] == [(True, None)]
+    assert not attempt.locks
+
+
+def test_a_lock_that_was_held_until_the_commit_is_tidied_up(desk: Desk) -> None:
+    (executor,) = desk.pool.executors
+    attempt = asks_for_a_lock(desk)
+    desk.database.take("acquire_lock").answer("acquired")
+
+    done = Completed(attempt=attempt.number, result="1", committed=True)
+    desk.attempts.on_message(executor, done, time.monotonic())
+
+    assert "release_lock" in desk.database.names

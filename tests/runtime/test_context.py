@@ -16,11 +16,13 @@ from rowlock.runtime.context import ExecutorContext, ExecutorOutcome, idempotenc
 from rowlock.runtime.messages import (
     Checkpoint,
     Finish,
+    Lock,
     Progress,
     Reply,
     Results,
     Run,
     ToSupervisor,
+    Unlock,
 )
 from rowlock.runtime.transaction import WorkSession
 
@@ -43,6 +45,8 @@ class Line:
         self.pages = pages or {}
         self.written: list[dict[str, Any]] = []
         self.told: list[ToSupervisor] = []
+        self.lock_answer = "acquired"
+        self.locks: list[Lock | Unlock] = []
 
     def tell(self, message: ToSupervisor) -> None:
         self.told.append(message)
@@ -52,6 +56,9 @@ class Line:
         if isinstance(message, Results):
             body = json.dumps(self.pages.get(message.after, []))
             return Reply(request=1, ok=self.claim_stands, body=body)
+        if isinstance(message, (Lock, Unlock)):
+            self.locks.append(message)
+            return Reply(request=1, ok=self.claim_stands, body=self.lock_answer)
         assert isinstance(message, Checkpoint)
         if self.claim_stands:
             self.written.append(json.loads(message.checkpoint))
@@ -477,3 +484,97 @@ def test_results_of_a_superseded_master_raise_lease_lost() -> None:
     with pytest.raises(LeaseLost):
         list(outcome.results())
     assert outcome.fate.lost
+
+
+# -- locks ---------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_taken_and_given_back_also_after_an_exception() -> None:
+    line = Line()
+    ctx = a_context(line)
+
+    with ctx.lock("tariffs", timeout_seconds=3):
+        assert [type(sent) for sent in line.locks] == [Lock]
+    with pytest.raises(ZeroDivisionError), ctx.lock("tariffs"):
+        raise ZeroDivisionError
+
+    assert line.locks == [
+        Lock(request=1, attempt=7, name="tariffs", timeout_seconds=3),
+        Unlock(request=1, attempt=7, name="tariffs"),
+        Lock(request=1, attempt=7, name="tariffs", timeout_seconds=None),
+        Unlock(request=1, attempt=7, name="tariffs"),
+    ]
+
+
+def test_two_locks_may_be_held_but_none_twice() -> None:
+    line = Line()
+    ctx = a_context(line)
+
+    with ctx.lock("a"), ctx.lock("b"):
+        with pytest.raises(UsageError, match="'a' inside itself"), ctx.lock("a"):
+            raise AssertionError
+        assert len(line.locks) == 2
+
+    with pytest.raises(UsageError, match="inside itself"):
+        ctx.check_end()
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 201, "ü" * 101, "\ud800", 7, None], ids=repr)
+def test_what_is_no_name_of_a_lock_is_refused(name: Any) -> None:
+    line = Line()
+
+    with pytest.raises(UsageError, match="name"), a_context(line).lock(name):
+        raise AssertionError
+    assert line.locks == []
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "3", True])
+def test_what_is_no_time_to_wait_is_refused(seconds: Any) -> None:
+    with (
+        pytest.raises(UsageError, match="timeout_seconds"),
+        a_context(Line()).lock("x", timeout_seconds=seconds),
+    ):
+        raise AssertionError
+
+
+def test_a_lock_that_was_not_free_in_time_is_an_ordinary_error() -> None:
+    line = Line()
+    line.lock_answer = "timed_out"
+    ctx = a_context(line)
+
+    with (
+        pytest.raises(TimeoutError, match="'x' was not free within 0 s"),
+        ctx.lock("x", timeout_seconds=0),
+    ):
+        raise AssertionError
+
+    ctx.check_end()
+    line.lock_answer = "acquired"
+    with ctx.lock("x"):
+        pass
+
+
+def test_an_attempt_that_is_to_stop_does_not_wait_for_a_lock() -> None:
+    line = Line()
+    line.lock_answer = "stopped"
+    ctx = a_context(line)
+
+    with pytest.raises(Stopped), ctx.lock("x"):
+        raise AssertionError
+    with pytest.raises(Stopped):
+        ctx.check_end()
+
+    asked = Line(stop=True)
+    with pytest.raises(Stopped), a_context(asked).lock("x"):
+        raise AssertionError
+    assert asked.locks == []
+
+
+def test_an_attempt_whose_claim_is_gone_gets_no_lock() -> None:
+    line = Line(claim_stands=False)
+    ctx = a_context(line)
+
+    with pytest.raises(LeaseLost), ctx.lock("x"):
+        raise AssertionError
+    with pytest.raises(LeaseLost):
+        ctx.check_end()

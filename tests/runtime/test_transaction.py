@@ -24,6 +24,7 @@ from rowlock.runtime.messages import (
     Failed,
     Finish,
     Finished,
+    Lock,
     Lost,
     Message,
     Reply,
@@ -31,6 +32,7 @@ from rowlock.runtime.messages import (
     Stop,
     Stopped,
     ToSupervisor,
+    Unlock,
 )
 from rowlock.runtime.transaction import WorkConnection
 from tests.support.executor_peer import Peer, error_of
@@ -70,12 +72,16 @@ class FakeChannel(Channel):
     def __init__(self, work: "Work") -> None:
         self.work = work
         self.checkpoints: list[str] = []
+        self.locks: list[Lock | Unlock] = []
 
     def send(self, message: Message) -> None:
         if isinstance(message, Checkpoint):
             self.checkpoints.append(message.checkpoint)
             ok = self.work.write_checkpoint(message.checkpoint)
             self.work.receive(Reply(request=message.request, ok=ok))
+        elif isinstance(message, (Lock, Unlock)):
+            self.locks.append(message)
+            self.work.receive(Reply(request=message.request, ok=True, body="acquired"))
 
 
 class Work:
@@ -515,6 +521,69 @@ def test_a_chunk_loop_without_transactions_may_end_in_one(work: Work) -> None:
 
     assert isinstance(work.run(author), Completed)
     assert work.ledger() == [10]
+
+
+# -- named locks ---------------------------------------------------------------------------------
+
+
+def test_a_lock_around_the_attempt_s_transaction_is_held_until_its_commit(work: Work) -> None:
+    def author(ctx: rowlock.Context[None]) -> str:
+        with ctx.lock("x"), ctx.transaction() as db:
+            insert(db, 1)
+        return "done"
+
+    answer = work.run(author)
+
+    assert isinstance(answer, Completed)
+    assert answer.committed
+    assert work.ledger() == [1]
+    assert [type(sent) for sent in work.channel.locks] == [Lock]
+
+
+def test_a_lock_around_a_chunk_s_transaction_is_free_after_it(work: Work) -> None:
+    def author(ctx: rowlock.Context[None]) -> str:
+        for chunk in chunks(ctx, 4):
+            with ctx.lock("x"), ctx.transaction() as db:
+                insert(db, chunk[0])
+        return "done"
+
+    assert isinstance(work.run(author), Completed)
+    assert work.ledger() == [1, 3]
+    assert [type(sent) for sent in work.channel.locks] == [Lock, Unlock, Lock, Unlock]
+
+
+def test_a_lock_is_free_after_a_transaction_that_was_rolled_back(work: Work) -> None:
+    def author(ctx: rowlock.Context[None]) -> str:
+        with ctx.lock("x"):
+            try:
+                with ctx.transaction() as db:
+                    insert(db, 1)
+                    raise KeyError
+            except KeyError:
+                pass
+        return "done"
+
+    assert isinstance(work.run(author), Completed)
+    assert work.ledger() == []
+    assert [type(sent) for sent in work.channel.locks] == [Lock, Unlock]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_lock_inside_or_after_an_open_transaction_is_refused(work: Work, inside: bool) -> None:
+    """It would be free before the rows are committed, or wait while they are locked."""
+
+    def author(ctx: rowlock.Context[None]) -> str:
+        with ctx.transaction() as db:
+            insert(db, 1)
+            if inside:
+                with ctx.lock("x"):
+                    pass
+        with ctx.lock("x"):
+            return "done"
+
+    assert "Take the lock first" in usage_error(work.run(author))
+    assert work.ledger() == []
+    assert work.channel.locks == []
 
 
 # -- attacks on the fence ------------------------------------------------------------------------

@@ -318,6 +318,24 @@ class Acts:
             if self.ctx.attempt == 1:
                 self.wait(path)
 
+    def locked(self, how: dict[str, Any]) -> None:
+        """Hold the lock `name`, if it is free within `timeout`, for `seconds` or until there is the file
+        `until`."""
+        with self.ctx.lock(how["name"], timeout_seconds=how.get("timeout")):
+            self._ledger.write("locked", name=how["name"])
+            time.sleep(how.get("seconds", 0))
+            if "until" in how:
+                self.wait(how["until"])
+            self._ledger.write("unlocked", name=how["name"])
+
+    def locked_count(self, name: str) -> None:
+        """Read the highest item and then write one more: without the lock two would write the same."""
+        with self.ctx.lock(name), self.ctx.transaction() as db:
+            found = db.execute("SELECT coalesce(max(item), 0) FROM fleet.effects").fetchone()
+            assert found is not None
+            time.sleep(0.005)
+            self._insert(db, found[0] + 1)
+
     def chunks(self, how: dict[str, Any]) -> None:
         """Business rows in chunks that carry the checkpoint.
 

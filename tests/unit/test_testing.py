@@ -278,3 +278,34 @@ def test_gaps_and_overlaps_are_named() -> None:
         testing.assert_covers(Sum, 20, range(19), of=lambda part: part, nodes=[3])
     with pytest.raises(AssertionError, match="too many"):
         testing.assert_covers(Sum, 20, range(20), of=lambda part: [*part, part[0]])
+
+
+class Serial(Sum):
+    """Holds one lock for all of it, and another one for each chunk."""
+
+    name = "serial"
+    inner = "chunk"
+
+    def process(self, part: list[int], ctx: rowlock.Context[int]) -> int:
+        with ctx.lock("all", timeout_seconds=0):
+            for chunk in ctx.chunks(
+                lambda after: (n for n in part if after is None or n > after),
+                size=3,
+                key=lambda n: n,
+            ):
+                with ctx.lock(self.inner):
+                    self.chunks.append(chunk)
+        return sum(part)
+
+
+class Greedy(Serial):
+    """Wants what it has."""
+
+    name = "greedy"
+    inner = "all"
+
+
+def test_locks_are_free_inline_and_their_rules_are_those_of_production() -> None:
+    assert testing.run(Serial, 10).summary == 45
+    with pytest.raises(UsageError, match="inside itself"):
+        testing.run(Greedy, 10)

@@ -284,6 +284,18 @@ class Store:
             )
         )
 
+    def acquire_lock(self, node: UUID, partition: int, token: UUID, name: str) -> str:
+        """Take a named lock for a claim: 'acquired', 'busy', or 'lost' if the claim is gone."""
+        return str(
+            self._value(
+                "SELECT rowlock.acquire_lock(%s, %s, %s, %s)", (node, partition, token, name)
+            )
+        )
+
+    def release_lock(self, token: UUID, name: str) -> bool:
+        """Give a lock back. False: this claim did not have it, or not any more."""
+        return bool(self._value("SELECT rowlock.release_lock(%s, %s)", (token, name)))
+
     def claims_of(self, node: UUID) -> dict[int, UUID]:
         """The claims that the database says this node holds: id and token."""
         cursor = self.connection.execute(

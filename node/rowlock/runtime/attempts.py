@@ -15,7 +15,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 from typing import Any, Final
@@ -29,12 +29,14 @@ from rowlock.protocol.model import Claim, Completion, ExecutionFacts
 from rowlock.protocol.prefetch import Pace
 from rowlock.runtime.host import Host
 from rowlock.runtime.link import TRANSIENT, is_final, is_lock_timeout
+from rowlock.runtime.locks import Locks, Wait
 from rowlock.runtime.messages import (
     Checkpoint,
     CommitUnknown,
     Completed,
     Failed,
     Go,
+    Lock,
     Lost,
     Message,
     Progress,
@@ -43,6 +45,7 @@ from rowlock.runtime.messages import (
     Run,
     Stop,
     Stopped,
+    Unlock,
 )
 from rowlock.runtime.pool import Executor, Pool
 
@@ -99,6 +102,10 @@ class Attempt:
     began: bool = False
     """Author code may have begun."""
     stop_by: float | None = None
+    asked_to_stop: bool = False
+    """Its executor was told to stop it."""
+    locks: set[str] = field(default_factory=set[str])
+    """Named locks that it has taken and not given back."""
     withdrawn: bool = False
     """It was asked for back before its turn."""
     ending: Ending | None = None
@@ -180,6 +187,7 @@ class Attempts:
         self._pool = pool
         self._executors = pool.executors[:slots]
         self._live: dict[int, Attempt] = {}
+        self._locks = Locks(host)
         self._queue: deque[Attempt] = deque()
         self._completed: deque[tuple[Attempt, Completion]] = deque()
         self._send_completed_by = 0.0
@@ -247,9 +255,14 @@ class Attempts:
         self._claimable = True
         self._notices += 1
 
+    def next_due(self) -> float | None:
+        """When the main loop is wanted again, though no message may come."""
+        return self._locks.next_due()
+
     def turn(self, now: float) -> None:
         """Do all that is due."""
         self._enforce_times(now)
+        self._locks.turn(now)
         if self._host.lease_holds:
             self._hand_back_held(now)
             self._dispatch(now)
@@ -268,6 +281,8 @@ class Attempts:
                 attempt.progress = (done, total)
             case Checkpoint():
                 self._write_checkpoint(attempt, message)
+            case Lock() | Unlock():
+                self._mind_lock(attempt, message, now)
             case Completed(result=result, committed=committed):
                 self._answered(attempt, now)
                 self._complete(attempt, result, committed=committed)
@@ -543,6 +558,41 @@ class Attempts:
             lambda store: store.checkpoint(node_id, claim.id, claim.token, message.checkpoint), done
         )
 
+    def _mind_lock(self, attempt: Attempt, message: Lock | Unlock, now: float) -> None:
+        """Take a named lock for the attempt, or give it back."""
+        reply = self._replier(attempt, message.request)
+        if isinstance(message, Unlock):
+            self._locks.give_back(attempt, message.name, lambda _found: reply(True, None))
+            return
+        limit = message.timeout_seconds
+        self._locks.wait(
+            Wait(
+                holder=attempt,
+                name=message.name,
+                give_up_at=None if limit is None else now + limit,
+                over=lambda: self._over(attempt),
+                reply=reply,
+            )
+        )
+
+    def _over(self, attempt: Attempt) -> str | None:
+        """What ended an attempt, for a lock that it waits for."""
+        if attempt.ending is Ending.LOST:
+            return "lost"
+        ended = attempt.ending is not None or attempt.number not in self._live
+        return "stopped" if ended else None
+
+    def _replier(self, attempt: Attempt, request: int) -> Callable[[bool, str | None], None]:
+        """How to answer a request, unless its executor is gone by then."""
+        executor = attempt.executor
+        assert executor is not None
+
+        def reply(ok: bool, body: str | None) -> None:
+            if attempt.executor is executor and attempt.number in self._live:
+                self._pool.send(executor, Reply(request=request, ok=ok, body=body))
+
+        return reply
+
     def _enforce_times(self, now: float) -> None:
         since_last_turn, self._turned_at = now - self._turned_at, now
         for executor in self._executors:
@@ -713,6 +763,7 @@ class Attempts:
             self._note_end(attempt, {"retry": "retried"}.get(outcome, outcome))
 
     def _note_end(self, attempt: Attempt, outcome: str) -> None:
+        self._locks.forget(attempt)
         self._host.metrics.ended(
             attempt.facts.job,
             _counted_as(attempt, outcome),
@@ -920,6 +971,7 @@ class Attempts:
                 attempt.stop_by = by
                 # A drained AT_MOST_ONCE attempt is left alone: it could not be started again.
                 if not (attempt.claim.at_most_once and spare_started):
+                    attempt.asked_to_stop = True
                     self._pool.send(executor, Stop(attempt=attempt.number))
             else:
                 attempt.stop_by = min(attempt.stop_by, by)

@@ -14,8 +14,8 @@ import math
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -30,11 +30,13 @@ from rowlock.runtime.fate import Fate
 from rowlock.runtime.messages import (
     Checkpoint,
     Finish,
+    Lock,
     Progress,
     Reply,
     Results,
     Run,
     ToSupervisor,
+    Unlock,
 )
 
 if TYPE_CHECKING:  # only an attempt that asks for a transaction pays for the database driver
@@ -45,6 +47,9 @@ if TYPE_CHECKING:  # only an attempt that asks for a transaction pays for the da
 
 PROGRESS_SECONDS: Final = 0.2
 """Least time between two Progress messages of an attempt; what comes sooner is dropped."""
+
+LOCK_NAME_BYTES: Final = 200
+"""The longest name of a lock, in UTF-8."""
 
 ItemT = TypeVar("ItemT")
 KeyT = TypeVar("KeyT")
@@ -186,6 +191,7 @@ class ExecutorContext(Fenced, Context[Any]):
         self._chunked = False
         self._chunk_committed = False
         self._progress_at = -math.inf
+        self._locks: set[str] = set()
 
     # -- what an author reads ------------------------------------------------------------------
 
@@ -319,6 +325,57 @@ class ExecutorContext(Fenced, Context[Any]):
                 "job's finish()"
             )
         return work.block(work.defer)
+
+    @contextmanager
+    def lock(self, name: str, *, timeout_seconds: float | None = None) -> Generator[None]:
+        """Hold a named lock of the whole cluster; see `rowlock.Context`."""
+        self._check_lock(name, timeout_seconds)
+        self._take_lock(name, timeout_seconds)
+        try:
+            yield
+        finally:
+            self._give_back_lock(name)
+
+    def _check_lock(self, name: str, timeout_seconds: float | None) -> None:
+        self.fate.check()
+        problem = _lock_problem(name, timeout_seconds)
+        work = self._work
+        if problem is None and name in self._locks:
+            problem = f"{name!r} inside itself: it cannot be taken twice"
+        if problem is None and work is not None and (work.open or work.deferred):
+            problem = (
+                f"{name!r} while a transaction is open: its rows would be committed after the lock is"
+                " given back. Take the lock first, and open the transaction inside it"
+            )
+        if problem is not None:
+            raise self.fate.refuse(f"ctx.lock: {problem}")
+
+    def _take_lock(self, name: str, timeout_seconds: float | None) -> None:
+        self._stop_if_asked()
+        attempt = self._run.attempt
+        reply = self._line.ask(
+            lambda number: Lock(
+                request=number, attempt=attempt, name=name, timeout_seconds=timeout_seconds
+            )
+        )
+        if not reply.ok:
+            raise self.fate.lose(f"the claim was taken away; the lock {name!r} was not taken")
+        if reply.body == "stopped":
+            self.stop_raised = True
+            raise Stopped(f"the attempt was asked to stop while it waited for the lock {name!r}")
+        if reply.body == "timed_out":
+            raise TimeoutError(f"the lock {name!r} was not free within {timeout_seconds:g} s")
+        self._locks.add(name)
+
+    def _give_back_lock(self, name: str) -> None:
+        work, fate = self._work, self.fate
+        if work is not None and (work.open or work.deferred):
+            return  # held until its COMMIT, which ends the claim, and the lock with it
+        if fate.over or fate.lost or fate.uncertain:
+            return  # as is the claim that it is held by, or that will be
+        attempt = self._run.attempt
+        self._line.ask(lambda number: Unlock(request=number, attempt=attempt, name=name))
+        self._locks.discard(name)
 
     def check_end(self) -> None:
         """Look whether a plain return from process() can be a completion.
@@ -459,6 +516,31 @@ class ExecutorOutcome(Fenced, Outcome[Any]):
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _lock_problem(name: object, timeout_seconds: object) -> str | None:
+    """Why a lock cannot have this name, or be waited for so long."""
+    if not isinstance(name, str):
+        return f"the name must be a str, not {name!r}"
+    size = len(name.encode(errors="surrogatepass"))
+    if not name or "\0" in name or size > LOCK_NAME_BYTES or not _is_text(name):
+        return f"{name[:50]!r}… is no name of a lock: use 1 to {LOCK_NAME_BYTES} bytes of text without NUL"
+    if timeout_seconds is None:
+        return None
+    number = isinstance(timeout_seconds, (int, float)) and not isinstance(timeout_seconds, bool)
+    if not number or not 0 <= cast("float", timeout_seconds) < math.inf:
+        return (
+            f"timeout_seconds={timeout_seconds!r} must be a number of seconds, 0 or more, or None"
+        )
+    return None
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a character
+        return False
+    return True
 
 
 # -- checkpoints as JSON -----------------------------------------------------------------------

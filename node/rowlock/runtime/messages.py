@@ -79,13 +79,14 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer to a request of the executor (`Checkpoint`, `Slices`, `Results`)."""
+    """The answer to a request of the executor (`Checkpoint`, `Lock`, `Unlock`, `Slices`, `Results`)."""
 
     request: int
     ok: bool
     """False: the claim or the mastership is gone."""
     body: str | None = None
-    """JSON text, for `Results`: a list of [id, key, result text]; empty at the end."""
+    """For `Results` JSON text, a list of [id, key, result text], empty at the end; for `Lock`
+    'acquired', 'timed_out', or 'stopped' if the attempt is to stop and has not got it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +173,25 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """Take a named lock; the supervisor answers with `Reply` when that has come to an end."""
+
+    request: int
+    attempt: int
+    name: str
+    timeout_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlock:
+    """Give a named lock back; the supervisor answers with `Reply` when it is free."""
+
+    request: int
+    attempt: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far the attempt says it is (for people)."""
 
@@ -228,6 +248,8 @@ ToSupervisor: TypeAlias = (
     | Lost
     | CommitUnknown
     | Checkpoint
+    | Lock
+    | Unlock
     | Progress
     | Slices
     | Planned
@@ -241,7 +263,7 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     for cls in (
         *(Run, Go, Stop, Plan, Finish, Reply, Exit),
         *(Hello, Ready, Completed, Failed, Stopped, Lost, CommitUnknown, Checkpoint, Progress),
-        *(Slices, Planned, Results, Finished),
+        *(Lock, Unlock, Slices, Planned, Results, Finished),
     )
 }
 _FIELDS: Final = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _CLASSES.values()}

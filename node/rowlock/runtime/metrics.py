@@ -42,6 +42,8 @@ OUTCOMES: Final = (
     "fenced",
 )
 
+LOCK_RESULTS: Final = ("acquired", "waited", "timed_out", "stopped", "lost")
+
 
 class _Wait:
     """How long partitions of one job had waited; written by one thread."""
@@ -221,6 +223,14 @@ class NodeMetrics:
             ["pool", "reason"],
             registry=registry,
         )
+        self._locks = Counter(
+            "rowlock_lock_acquisitions",
+            "Named locks that attempts asked for: acquired (at once), waited (acquired after a wait),"
+            " timed_out, stopped (the attempt was to stop, or ended, while it waited) or lost (so was"
+            " its claim).",
+            ["pool", "result"],
+            registry=registry,
+        )
         self._queries = Histogram(
             "rowlock_db_query_duration_seconds",
             "From sending a statement of this node to its answer or error, by operation.",
@@ -233,6 +243,8 @@ class NodeMetrics:
     def _begin_at_zero(self, jobs: Iterable[str]) -> None:
         for result in ("claimed", "empty", "conflict", "error"):
             self._polls.labels(self._pool, result)
+        for result in LOCK_RESULTS:
+            self._locks.labels(self._pool, result)
         for reason in ("slice", "result", "plan"):
             self._rejected.labels(self._pool, reason)
         for reason in ("silence", "sweep"):
@@ -298,6 +310,10 @@ class NodeMetrics:
     def rejected(self, reason: str) -> None:
         """Count a payload that broke its contract."""
         self._rejected.labels(self._pool, reason).inc()
+
+    def lock_ended(self, result: str) -> None:
+        """Count how the request for a named lock has ended."""
+        self._locks.labels(self._pool, result).inc()
 
     def queried(self, operation: str, seconds: float) -> None:
         """Note how long an operation of the store took. From any thread."""

@@ -259,8 +259,8 @@ class Node:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        due = self.masters.next_due()
-        wait = TURN_SECONDS_MAX if due is None else min(TURN_SECONDS_MAX, max(0.0, due - now))
+        due = [at for at in (self.masters.next_due(), self.attempts.next_due()) if at is not None]
+        wait = min([TURN_SECONDS_MAX, *(max(0.0, at - now) for at in due)])
         for key, _ in self._selector.select(wait):
             executor: Executor[Any] | None = key.data
             if executor is None:

@@ -247,6 +247,15 @@ CREATE TABLE batch_starts (
     PRIMARY KEY (job_name, instance_key, step, partition_key)
 );
 
+-- Named locks of author code, each held by a claim: once that is no more, the row says nothing. It is
+-- taken over by the next who asks, or deleted.
+CREATE TABLE batch_locks (
+    name         text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 200),
+    partition_id bigint NOT NULL,
+    claim_token  uuid NOT NULL,
+    acquired_at  timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+
 -- Plans being made: one row per chunk, keyed by the epoch of the master that makes it.
 CREATE TABLE batch_staging (
     execution_id uuid NOT NULL,

@@ -473,6 +473,60 @@ BEGIN
 END
 $$;
 
+-- Whether a claim stands. A token is drawn once: of one that is gone this stays false for ever.
+CREATE FUNCTION rowlock._stands(p_id bigint, p_token uuid) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+    SELECT EXISTS (
+        SELECT FROM batch_partitions p
+        WHERE p.id = p_id
+          AND p.claim_token = p_token  -- guard: only the claim that was taken
+          AND p.status COLLATE "C" = 'CLAIMED')  -- guard: what has ended holds nothing
+$$;
+
+-- Take a named lock of author code for a claim. Answers 'acquired' (also for a repetition), 'busy' or 'lost'.
+-- The lock belongs to the token: when its claim ends, whatever ends it, the lock is free, in the same transaction.
+-- A busy answer has locked no row, so that many may ask often.
+CREATE FUNCTION rowlock.acquire_lock(p_node uuid, p_id bigint, p_token uuid, p_name text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_holder batch_locks;
+BEGIN
+    PERFORM FROM batch_nodes n
+    WHERE n.node_id = p_node
+      AND n.status <> 'REMOVED'  -- guard: a removed node takes no lock
+      AND rowlock._stands(p_id, p_token);  -- guard: only for a claim that stands
+    IF NOT FOUND THEN
+        RETURN 'lost';
+    END IF;
+    SELECT l.* INTO v_holder FROM batch_locks l WHERE l.name = p_name;
+    IF v_holder.claim_token = p_token THEN
+        RETURN 'acquired';
+    ELSIF rowlock._stands(v_holder.partition_id, v_holder.claim_token) THEN  -- guard: who holds a lock keeps it
+        RETURN 'busy';
+    END IF;
+    INSERT INTO batch_locks AS l (name, partition_id, claim_token, acquired_at)
+    VALUES (p_name, p_id, p_token, rowlock.now())
+    ON CONFLICT (name) DO UPDATE
+    SET partition_id = excluded.partition_id, claim_token = excluded.claim_token, acquired_at = excluded.acquired_at
+    WHERE l.claim_token = v_holder.claim_token;  -- guard: it is taken over only from who was seen to be gone
+    RETURN CASE WHEN FOUND THEN 'acquired' ELSE 'busy' END;
+END
+$$;
+
+-- Give a lock back before the claim ends. Waits for nobody; of a claim that is gone it tidies up.
+CREATE FUNCTION rowlock.release_lock(p_token uuid, p_name text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    DELETE FROM batch_locks l
+    WHERE l.name = p_name
+      AND l.claim_token = p_token;  -- guard: nobody gives back the lock of another
+    RETURN FOUND;
+END
+$$;
+
 -- What this node holds, for comparing with what it believes to hold.
 CREATE FUNCTION rowlock.claims_of(p_node uuid) RETURNS TABLE (id bigint, claim_token uuid, delivery text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp

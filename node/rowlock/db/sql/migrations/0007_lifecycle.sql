@@ -591,6 +591,13 @@ BEGIN
           AND o.recovered_at IS NOT NULL  -- guard: a node whose claims are not all recovered stays
         LIMIT p_limit FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS nodes = ROW_COUNT;
+    -- Locks of claims that are gone; the token that was looked at names the row.
+    DELETE FROM batch_locks l
+    USING (SELECT o.name, o.claim_token FROM batch_locks o
+           WHERE NOT rowlock._stands(o.partition_id, o.claim_token)  -- guard: who holds a lock keeps it
+           LIMIT p_limit) void
+    WHERE l.name = void.name
+      AND l.claim_token = void.claim_token;  -- guard: a lock that was taken over meanwhile stays
     more := executions >= p_limit OR events >= p_limit OR nodes >= p_limit
         OR EXISTS (SELECT FROM batch_purges);
     IF executions + partitions + events + nodes > 0 THEN

@@ -63,6 +63,13 @@ CREATE VIEW rowlock.starts AS
 SELECT s.job_name, s.instance_key, s.step, s.partition_key, s.execution_id, s.node_id, s.started_at, s.evidence
 FROM rowlock.batch_starts s;
 
+CREATE VIEW rowlock.locks AS
+SELECT l.name, l.acquired_at, p.execution_id, l.partition_id, p.partition_key, p.assigned_node, n.name AS node_name
+FROM rowlock.batch_locks l
+JOIN rowlock.batch_partitions p
+    ON p.id = l.partition_id AND p.claim_token = l.claim_token AND p.status = 'CLAIMED'
+LEFT JOIN rowlock.batch_nodes n ON n.node_id = p.assigned_node;
+
 -- What waits and runs, by pool: asked every few seconds by who draws curves or scales pools. As in the view of
 -- executions nothing reads a row for each partition. How long the oldest waits is asked of the first and of the
 -- last in line: what was never claimed is at the end, what comes again at the front.
@@ -148,7 +155,7 @@ FROM rowlock.batch_job_coordination e WHERE e.ended_at IS NOT NULL;
 
 -- Views are readable by everybody who has a role here; now() stands in three of them.
 GRANT SELECT ON rowlock.nodes, rowlock.executions, rowlock.partitions, rowlock.events, rowlock.jobs, rowlock.starts,
-                rowlock.pools, rowlock.endings
+                rowlock.pools, rowlock.endings, rowlock.locks
     TO rowlock_node, rowlock_operator, rowlock_admin, rowlock_reader;
 GRANT EXECUTE ON FUNCTION rowlock.now() TO rowlock_node, rowlock_operator, rowlock_admin, rowlock_reader;
 
@@ -167,6 +174,8 @@ GRANT EXECUTE ON FUNCTION
     rowlock.fail(uuid, bigint, uuid, jsonb, text, double precision),
     rowlock.release(uuid, bigint[], uuid[], boolean),
     rowlock.checkpoint(uuid, bigint, uuid, jsonb),
+    rowlock.acquire_lock(uuid, bigint, uuid, text),
+    rowlock.release_lock(uuid, text),
     rowlock.claims_of(uuid),
     rowlock.record_evidence(bigint, uuid, jsonb),
     rowlock.adopt(uuid, uuid),
