@@ -1,8 +1,8 @@
-"""Rows that cannot be read, and announcements that nobody hears."""
+"""Results and errors that cannot be kept, rows that cannot be read, and announcements that nobody hears."""
 
 import pytest
 
-from tests.support.fault_jobs import parts, step
+from tests.support.fault_jobs import POISON, part, parts, step
 from tests.support.fleet import Fleet, eventually
 
 SILENCE = """
@@ -21,6 +21,76 @@ BEGIN
 END
 $$;
 """
+
+
+REFUSED = {
+    # results, by their names in POISON: what the failure says
+    "object": "cannot be written as JSON",
+    "set": "$: is set {1, 2}, which would come back as list [1, 2]",
+    "bytes": "$: is bytes b'x', which would come back as str 'x'",
+    "decimal": "$: is Decimal",
+    "datetime": "$: is datetime",
+    "circular": "is nested deeper than 32 levels, or refers to itself",
+    "generator": "which would come back as list [0, 1, 2]",
+    "nan": "$.loss: nan is no JSON",
+    "infinity": "$[0]: inf is no JSON",
+    "nul": "$.text: contains the NUL character",
+    "nul in a name": "has a field whose name contains the NUL character",
+    "half a character": "contains half of a surrogate pair",
+    "2 MB": "is 2000002 bytes long; at most 262144 are allowed",
+    "20 MB": "is 20000004 bytes long; at most 262144 are allowed",
+}
+RAISED = {
+    # errors: their type, and the message
+    "unprintable error": ("tests.support.fault_jobs._Unprintable", "<the message cannot be shown"),
+    "unpicklable error": ("tests.support.fault_jobs._Unpicklable", "x"),
+    "group of errors": ("ExceptionGroup", "many (1000 sub-exceptions)"),
+    "long chain of errors": ("ValueError", "2999"),
+    "nul in an error": ("ValueError", "a\ufffdb"),
+    "long error": ("ValueError", "é😀\ufffdé😀"),
+    "exit": ("SystemExit", "3"),
+    "interrupt": ("KeyboardInterrupt", ""),
+}
+
+
+def test_a_result_or_an_error_that_cannot_be_kept_fails_its_partition_and_nothing_else(
+    fleet: Fleet,
+) -> None:
+    """Results that are no JSON, would come back as something else, or are too large fail their partition at
+    once, with the place and the reason or the size and the limit; errors that cannot be printed, pickled or
+    stored are kept as far as they can be told. The executor lives on, and nothing is COMPLETED without
+    its result. (Elsewhere the unit is lost, the worker crashes, or success is recorded with a part of the
+    result: reported as prefect PR#4605, ray#4149, windmill#10860, Polaris#287, awa#85, spring-batch#2940.)"""
+    one = fleet.node("one")
+    good = [f"good{n}" for n in range(5)]
+    fleet.warm_up(one)
+    (executor,) = one.executors()
+
+    run = fleet.request("fault.returned", parts=[part(key) for key in (*POISON, *good)])
+    row = fleet.wait(run, "FAILED")
+
+    assert {*REFUSED, *RAISED} == POISON.keys() - {"literal nul"}
+    ended = {"completed": len(good) + 1, "failed": len(REFUSED) + len(RAISED), "cancelled": 0}
+    assert row.counts == {"total": len(POISON) + len(good), **ended}
+    for key, message in REFUSED.items():
+        refused = fleet.partition(key, run)
+        assert (refused.status, refused.failures, refused.result) == ("FAILED", 1, None), key
+        assert refused.last_error["type"] == "rowlock.errors.ContractError"
+        assert message in refused.last_error["message"]
+    for key, (kind, message) in RAISED.items():
+        raised = fleet.partition(key, run)
+        assert (raised.status, raised.failures) == ("FAILED", 2), key
+        assert raised.last_error["type"] == kind
+        assert raised.last_error["message"].startswith(message)
+    assert fleet.partition("long error", run).last_error["message"].endswith("… [cut]")
+    assert fleet.partition("literal nul", run).result == {"text": "\\u0000"}
+    assert not fleet.rows(
+        "SELECT FROM rowlock.batch_partitions WHERE execution_id = %s"
+        " AND status = 'COMPLETED' AND result IS NULL",
+        run,
+    )
+    assert {begin.pid for begin in fleet.ledger().of("begin")} == {executor.pid}
+    assert len(one.incarnations) == 1
 
 
 @pytest.mark.parametrize("job", ["fault.work", "fault.once"])

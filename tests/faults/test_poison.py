@@ -1,4 +1,6 @@
-"""Partitions that take their node along: they die alone, and their neighbours live."""
+"""Partitions that take their process or their node along: they die alone, and their neighbours live."""
+
+import signal
 
 from tests.support.fault_jobs import part, step
 from tests.support.fleet import TERMINAL, Fleet, NodeProcess, eventually
@@ -53,3 +55,43 @@ def test_a_partition_that_kills_its_node_is_given_up_after_its_attempts(fleet: F
     for neighbour in (fleet.partition(f"p{n}") for n in range(6)):
         assert neighbour.status == "COMPLETED"
         assert neighbour.failures <= 2
+
+
+def test_partitions_that_crash_their_process_cost_no_node_and_no_neighbour(fleet: Fleet) -> None:
+    """One dies of a null pointer in native code, one kills its process as the kernel does when memory runs
+    out, each time. Both are given up after their attempts, with a growing wait between them; no node has died,
+    the slots are there again, and fifty neighbours have completed. (Such a unit takes one worker after the
+    other elsewhere, because only caught exceptions count: reported as sidekiq#3400 and #5300,
+    activepieces#15130, hindsight#2675, hitobito#4198, taskiq-aio-pika#35. A slot whose process died stays away:
+    reported as solid_queue#751, tasktiger PR#335.)"""
+    nodes = [fleet.node(f"node-{n}", slots=2) for n in range(3)]
+    waits = {"max_attempts": 3, "initial_seconds": 0.3, "factor": 3.0, "max_seconds": 5.0}
+    run = fleet.request(
+        parts=[
+            part("native", step("segfault"), weight=1),
+            part("killed", step("kill_self", signal.SIGKILL), weight=1),
+            *(part(f"p{n}", step("sleep", 0.02)) for n in range(50)),
+        ],
+        **waits,
+    )
+
+    row = fleet.wait(run, "FAILED")
+
+    assert row.counts == {"total": 52, "completed": 50, "failed": 2, "cancelled": 0}
+    for key, how in (("native", "SIGSEGV"), ("killed", "SIGKILL")):
+        crashed = fleet.partition(key)
+        assert (crashed.status, crashed.failures, crashed.lost) == ("FAILED", 3, 0)
+        assert how in crashed.last_error["message"]
+        assert len(fleet.ledger().starts(key)) == 3
+    assert sum(node.metric("rowlock_executor_deaths_total") for node in nodes) == 6
+    delays = [event.detail["delay_seconds"] for event in fleet.db_events("partition_retried")]
+    assert len(delays) == 4
+    assert max(delays) <= 0.9, "full jitter: up to 0.3 s, then up to 0.9 s"
+    assert all(len(node.incarnations) == 1 for node in nodes)
+    for node in nodes:
+        eventually(lambda: len(node.executors()) == 2, "its slots are there again")  # noqa: B023
+        eventually(lambda: slots_used(node) == 0, "and free")  # noqa: B023
+
+
+def slots_used(node: NodeProcess) -> float:
+    return node.metrics()['rowlock_slots{pool="default",state="used"}']

@@ -17,8 +17,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -445,6 +447,81 @@ class Summed(_Scripted):
             Acts(ledger, None, "finish").carry_out(params.commit, 0)
         ledger.write("finish_end")
         return {"results": len(keys), "distinct": len(set(keys)), "total": outcome.total}
+
+
+class Returned(rowlock.Job[Script, Part, Any]):
+    """Returns, or raises, what the key of a partition names in `POISON`; any other key is good."""
+
+    name = "fault.returned"
+    retry = rowlock.Retry(max_attempts=2, initial_seconds=0.05, max_seconds=0.2)
+
+    def partition(self, params: Script, cluster: rowlock.Cluster) -> Iterator[Part]:
+        yield from params.parts
+
+    def key(self, part: Part) -> str:
+        return part.key
+
+    def process(self, part: Part, ctx: rowlock.Context[Script]) -> Any:
+        Ledger(ctx.params.ledger, key=part.key, attempt=ctx.attempt).write("begin")
+        made = POISON.get(part.key, dict)()
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class _Unpicklable(Exception):
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot be pickled")
+
+
+def _circular() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+def _long_chain() -> Exception:
+    error = ValueError(0)
+    for number in range(1, 3000):
+        above = ValueError(number)
+        above.__cause__ = error
+        error = above
+    return error
+
+
+POISON: dict[str, Callable[[], object]] = {
+    "object": object,
+    "set": lambda: {1, 2},
+    "bytes": lambda: b"x",
+    "decimal": lambda: Decimal("1.5"),
+    "datetime": lambda: datetime(2026, 1, 1, tzinfo=UTC),
+    "circular": _circular,
+    "generator": lambda: (number for number in range(3)),
+    "nan": lambda: {"loss": float("nan")},
+    "infinity": lambda: [float("inf")],
+    "nul": lambda: {"text": "a\0b"},
+    "nul in a name": lambda: {"a\0b": 1},
+    "literal nul": lambda: {"text": "\\u0000"},  # six characters, and no NUL: it is kept
+    "half a character": lambda: "\ud800",
+    "2 MB": lambda: "x" * 2_000_000,
+    "20 MB": lambda: ["é" * 10_000_000],
+    "unprintable error": _Unprintable,
+    "unpicklable error": lambda: _Unpicklable("x"),
+    "group of errors": lambda: ExceptionGroup("many", [ValueError(n) for n in range(1000)]),
+    "long chain of errors": _long_chain,
+    "nul in an error": lambda: ValueError("a\0b"),
+    "long error": lambda: ValueError("é😀\0" * 700_000),
+    "exit": lambda: SystemExit(3),
+    "interrupt": KeyboardInterrupt,
+}
+"""What author code may hand back, by name."""
 
 
 class Planned(rowlock.Job[Plan, int, int]):
