@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 import rowlock
 from rowlock.db import readings
-from rowlock.db.connect import connect, first_line, shut
+from rowlock.db.connect import connect, first_line, is_pooled, shut
 from rowlock.db.readings import Connection, Ending, Pool, Server
 from rowlock.errors import RowlockError
 
@@ -178,11 +178,12 @@ class Exporter(Collector):
             connection = connect(self._dsn, application_name="rowlock exporter")
             with self._guard:
                 self._connection = connection
-            connection.execute(
-                "SELECT set_config('statement_timeout', %s, false),"
-                " set_config('default_transaction_read_only', 'on', false)",
-                (str(int(STATEMENT_SECONDS * 1000)),),
-            )
+            if not is_pooled(connection):
+                connection.execute(
+                    "SELECT set_config('statement_timeout', %s, false),"
+                    " set_config('default_transaction_read_only', 'on', false)",
+                    (str(int(STATEMENT_SECONDS * 1000)),),
+                )
         return self._connection
 
     def _ask(

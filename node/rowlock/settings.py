@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final
 
 from rowlock.errors import SettingsError, near_names
 
-__all__ = ["DAY_SECONDS", "Settings"]
+__all__ = ["DAY_SECONDS", "FILE_VARIABLES", "Settings"]
 
 DAY_SECONDS: Final = 86_400.0
 
 _PREFIX: Final = "ROWLOCK_"
+_FROM_FILES: Final = ("dsn", "work_dsn")
+FILE_VARIABLES: Final = tuple(f"{_PREFIX}{name.upper()}_FILE" for name in _FROM_FILES)
+"""Variables that name a file which holds a connection string."""
 _LONGEST_SECONDS: Final = 86_400.0
 _LONGEST_DAYS: Final = 36_500.0
 _ROUNDING: Final = 1e-9
@@ -66,10 +70,14 @@ class Settings:
     """The same for events, and for nodes that are gone."""
 
     dsn: str | None = field(default=None, repr=False)
-    """Where the control plane is: a PostgreSQL connection string. None: libpq's own variables."""
+    """Where the control plane is: a PostgreSQL connection string, or "@" and the path of a file that
+    holds one (in the environment `ROWLOCK_DSN_FILE`). The file, like a `passfile` that the string
+    names, is read at each connection, so a password may be rotated without a restart. None: libpq's
+    own variables."""
 
     work_dsn: str | None = field(default=None, repr=False)
-    """Where `ctx.transaction()` connects to: the same database. None: the same as `dsn`."""
+    """Where `ctx.transaction()` connects to: the same database. A file is named by
+    `ROWLOCK_WORK_DSN_FILE`. None: the same as `dsn`."""
 
     log_format: str | None = None
     """`json` or `human`. None: human on a terminal, otherwise json."""
@@ -107,6 +115,10 @@ class Settings:
         for name, default in list(values.items()):
             given = overrides.pop(name, None)
             text = env.get(_variable(name), "").strip()
+            file = env.get(f"{_variable(name)}_FILE", "").strip() if name in _FROM_FILES else ""
+            if file and given is None:
+                problems.extend(_problems_of_file(name, file, text))
+                text = f"@{file}"
             try:
                 if given is not None:
                     values[name] = given
@@ -142,11 +154,21 @@ def _misspelt(env: Mapping[str, str], known: Iterable[str]) -> Iterator[str]:
 
     Others are none of our business: Kubernetes sets `ROWLOCK_PORT` for a service named rowlock.
     """
-    variables = [_variable(name) for name in known]
+    variables = [*map(_variable, known), *FILE_VARIABLES]
     for variable in sorted(set(env).difference(variables)):
         near = near_names(variable, variables, cutoff=0.9) if variable.startswith(_PREFIX) else ()
         if near:
             yield f"{variable} is no setting; did you mean {near[0]}?"
+
+
+def _problems_of_file(name: str, file: str, text: str) -> Iterator[str]:
+    variable = _variable(name)
+    if text:
+        yield f"{variable} and {variable}_FILE are both set: give one of them"
+    try:
+        Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        yield f"{variable}_FILE={file} cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 def _parsed(name: str, text: str, default: object) -> object:

@@ -161,15 +161,20 @@ class Link:
             make_conninfo(**options),
             autocommit=True,
             row_factory=dict_row,
-            prepare_threshold=None,  # a pooler in between may give each statement another session
         )
         guard = asyncio.get_running_loop().call_later(ANSWER_SECONDS, connect.shut, connection)
         try:
-            lock, statement = (str(int(s * 1000)) for s in (_LOCK_SECONDS, _STATEMENT_SECONDS))
-            await connection.execute(connect.SESSION, ("1000", lock))
-            await connection.execute(
-                "SELECT set_config('statement_timeout', %s, false)", (statement,)
+            parameters = connect.session_parameters(
+                connection.info.backend_pid,
+                idle_in_transaction_seconds=1,
+                lock_seconds=_LOCK_SECONDS,
+                statement_seconds=_STATEMENT_SECONDS,
             )
+            cursor = await connection.execute(connect.SESSION, parameters, prepare=False)
+            for row in await cursor.fetchall():
+                connect.check_session(**row)
+                if row["pooled"]:
+                    connect.prepare_nothing(connection)
         except BaseException:
             await connection.close()
             raise
@@ -446,13 +451,13 @@ class Database:
     async def hint(self, seconds: float) -> None:
         """Return when the database says that something has happened, or after this time.
 
-        Only a hint: behind some poolers it never comes.
+        Only a hint: behind a pooler it never comes.
 
         Raises:
             Unavailable: The database does not answer.
         """
         async with self._mirror.use(waiting_seconds=seconds) as db:
-            if db is not self._listening:
+            if db is not self._listening and not connect.is_pooled(db):
                 await db.execute("LISTEN rowlock")
                 self._listening = db
             async for _ in db.notifies(timeout=seconds, stop_after=1):

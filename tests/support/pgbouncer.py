@@ -42,8 +42,6 @@ class PgBouncer:
             "pool_mode": "transaction",
             "default_pool_size": 2,
             "max_client_conn": 200,
-            # What every client of libpq sends that says anything in `options`.
-            "ignore_startup_parameters": "options,extra_float_digits",
             **settings,
         }
         self.port = 0
@@ -58,6 +56,11 @@ class PgBouncer:
     def dsn_as(self, role: str) -> str:
         """As a login that is a member of this role alone."""
         return self._moved(self._database.dsn_as(role))
+
+    def work_dsn_as(self, role: str) -> str:
+        """The same, of a pool of its own whose sessions are read-only by default."""
+        dsn = self.dsn_as(role)
+        return dsn.replace(f"dbname={self._database.name}", f"dbname={self._database.name}_work")
 
     def _moved(self, dsn: str) -> str:
         direct = conninfo_to_dict(dsn)["port"]
@@ -135,10 +138,13 @@ class PgBouncer:
             "logfile": self.folder / "log",
             **self._settings,
         }
+        where = f"host={target['host']} port={target['port']}"
         files = {
             "users": "".join(f'"{user}" "{password}"\n' for user, password in logins.items()),
             "pgbouncer.ini": (
-                f"[databases]\n* = host={target['host']} port={target['port']}\n[pgbouncer]\n"
+                f"[databases]\n* = {where}\n"
+                f"{target['dbname']}_work = {where} dbname={target['dbname']}"
+                " connect_query='SET default_transaction_read_only = on'\n[pgbouncer]\n"
                 + "".join(f"{name} = {value}\n" for name, value in settings.items())
             ),
         }

@@ -1,10 +1,13 @@
 """Settings: read once, validated together, every mistake named at once."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowlock.errors import SettingsError
+from rowlock.db.connect import parameters_of
+from rowlock.errors import SettingsError, Unavailable
 from rowlock.settings import Settings
 
 
@@ -150,3 +153,26 @@ def test_whatever_is_accepted_leaves_a_lease_of_more_than_two_beats(
         return
     assert settings.lease_seconds > 2 * beat
     assert 0 < settings.lease_seconds < settings.removal_seconds
+
+
+def test_a_connection_string_may_be_in_a_file_that_is_read_at_each_connection(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "dsn"
+    file.write_text("host=db password=first\n")
+    env = {"ROWLOCK_DSN_FILE": str(file), "ROWLOCK_WORK_DSN": "host=db"}
+
+    settings = Settings.from_environment(env)
+    assert (settings.dsn, settings.work_dsn) == (f"@{file}", "host=db")
+    assert parameters_of(settings.dsn or "")["password"] == "first"
+    file.write_text("host=db password=second\n")
+    assert parameters_of(settings.dsn or "")["password"] == "second"
+    assert Settings.from_environment(env, dsn="host=other").dsn == "host=other"
+    assert problems_of({**env, "ROWLOCK_DSN": "host=db"}) == [
+        "ROWLOCK_DSN and ROWLOCK_DSN_FILE are both set: give one of them"
+    ]
+    file.unlink()
+    with pytest.raises(Unavailable, match="cannot be read: No such file"):
+        parameters_of(settings.dsn or "")
+    (problem,) = problems_of(env)
+    assert problem == f"ROWLOCK_DSN_FILE={file} cannot be read: No such file or directory"

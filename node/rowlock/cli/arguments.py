@@ -139,7 +139,10 @@ def add_limit(parser: argparse.ArgumentParser, default: int) -> None:
 def dsn_of(arguments: argparse.Namespace) -> str:
     """The connection string to use. Empty: libpq takes everything from its own variables."""
     given: str | None = arguments.dsn
-    return given if given is not None else os.environ.get("ROWLOCK_DSN", "")
+    if given is not None:
+        return given
+    file = os.environ.get("ROWLOCK_DSN_FILE")
+    return os.environ.get("ROWLOCK_DSN") or (f"@{file}" if file else "")
 
 
 # -- kinds of values ---------------------------------------------------------------------------

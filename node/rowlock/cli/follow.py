@@ -16,7 +16,7 @@ from rowlock.cli import output
 from rowlock.cli.database import opened
 from rowlock.cli.progress import Display, Snapshot
 from rowlock.db import views
-from rowlock.db.connect import first_line
+from rowlock.db.connect import first_line, is_pooled
 from rowlock.db.views import Connection, Execution, Look, Partition
 from rowlock.errors import Unavailable
 
@@ -63,7 +63,8 @@ def follow(dsn: str, execution_id: UUID, *, command: str, display: Display) -> E
     while True:
         try:
             with opened(dsn, command) as db:
-                db.execute("LISTEN rowlock")
+                if not is_pooled(db):
+                    db.execute("LISTEN rowlock")
                 for look in _looks(db, execution_id):
                     patience.renew()
                     display.show(snapshot_of(look))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -24,10 +25,15 @@ DEFAULTS: Final[dict[str, Any]] = {
 READ_ONLY_SQL_TRANSACTION: Final = "25006"
 
 SESSION: Final[LiteralString] = (
+    # Behind a pooler each statement may run in another session: what is set in one is lost for us, and
+    # found by a stranger.
+    "SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN ARRAY["
     # The server's keepalives as well: of a client that vanished it otherwise keeps the
     # transaction, with all its locks, for two hours. A Unix socket ignores them.
-    "SELECT set_config('idle_in_transaction_session_timeout', %s, false),"
-    " set_config('lock_timeout', %s, false),"
+    " set_config('idle_in_transaction_session_timeout', %(idle)s, false),"
+    " set_config('lock_timeout', %(lock)s, false),"
+    " CASE WHEN %(statement)s::text <> '0'"
+    "  THEN set_config('statement_timeout', %(statement)s, false) END,"
     # A statement that nobody waits for any more ends; where the server's system can tell.
     " CASE WHEN version() ~ 'linux'"
     "  THEN set_config('client_connection_check_interval', '2000', false) END,"
@@ -42,9 +48,45 @@ SESSION: Final[LiteralString] = (
     "  WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false),"
     " set_config('jit', 'off', false),"
     " set_config('TimeZone', 'UTC', false)"
+    "] END IS NULL AS pooled,"
+    " current_setting('default_transaction_isolation') AS isolation,"
+    " current_setting('synchronous_commit') AS synchronous_commit"
 )
-"""Settings of a new session. Parameters: idle_in_transaction_session_timeout and lock_timeout, as text
-in milliseconds."""
+"""Sets up a new session, or tells that there is none of our own. Its row is for `check_session`.
+Parameters: `session_parameters`."""
+
+
+def session_parameters(
+    backend_pid: int,
+    *,
+    idle_in_transaction_seconds: float = 0,
+    lock_seconds: float = 0,
+    statement_seconds: float = 0,
+) -> dict[str, Any]:
+    """The parameters of `SESSION`: times in seconds, 0 is no limit, for statements the login's own.
+
+    :param backend_pid: what libpq was told. A pooler gives each client a number of its own.
+    """
+    return {
+        "pid": backend_pid,
+        "idle": str(int(idle_in_transaction_seconds * 1000)),
+        "lock": str(int(lock_seconds * 1000)),
+        "statement": str(int(statement_seconds * 1000)),
+    }
+
+
+def check_session(*, pooled: bool, isolation: str, synchronous_commit: str) -> None:
+    """Make sure that the protocol may rest on a session that it could not set up itself.
+
+    :raises UsageError: behind a pooler the login's defaults are such that a claim could be lost.
+    """
+    if pooled and (isolation != "read committed" or synchronous_commit == "off"):
+        raise UsageError(
+            "the database is reached through a pooler, where rowlock cannot set up its sessions, and "
+            f"this login's defaults are not safe (default_transaction_isolation = {isolation}, "
+            f"synchronous_commit = {synchronous_commit}): ALTER ROLE … SET them to read committed and "
+            "on, or connect to the server directly"
+        )
 
 
 def connect(
@@ -56,13 +98,15 @@ def connect(
 ) -> psycopg.Connection[tuple[Any, ...]]:
     """Open a connection in autocommit mode.
 
-    :param dsn: a libpq connection string or URI; what it leaves out comes from libpq's variables.
+    :param dsn: a libpq connection string or URI, or "@" and the path of a file that holds one and is
+        read now; what it leaves out comes from libpq's variables.
     :param application_name: shown in `pg_stat_activity`.
     :param idle_in_transaction_seconds: the server ends a session that is idle in a transaction for
         longer; 0 is no limit. The protocol never leaves a transaction open, so this is a second belt.
     :param lock_seconds: a statement that waits longer for a lock fails (55P03); 0 is no limit.
     :raises Unavailable: the database cannot be reached, or refuses the login.
-    :raises UsageError: the connection string cannot be read.
+    :raises UsageError: the connection string cannot be read, or it leads through a pooler to a login
+        whose defaults are not safe.
     """
     options: dict[str, Any] = {
         **DEFAULTS,
@@ -72,27 +116,50 @@ def connect(
     connection = None
     try:
         connection = psycopg.connect(make_conninfo(**options), autocommit=True)
-        connection.execute(
-            SESSION,
-            (str(int(idle_in_transaction_seconds * 1000)), str(int(lock_seconds * 1000))),
+        parameters = session_parameters(
+            connection.info.backend_pid,
+            idle_in_transaction_seconds=idle_in_transaction_seconds,
+            lock_seconds=lock_seconds,
         )
+        row = connection.execute(SESSION, parameters, prepare=False).fetchone()
     except psycopg.Error as error:
         if connection is not None:
             connection.close()
         named = dsn or any(os.environ.get(name) for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE"))
         remedy = "" if named else "; name another in ROWLOCK_DSN or --dsn"
         raise Unavailable(f"{describe(dsn)}: {first_line(error)}{remedy}") from error
+    assert row is not None, "a SELECT without FROM has one row"
+    pooled, isolation, synchronous_commit = row
+    try:
+        check_session(pooled=pooled, isolation=isolation, synchronous_commit=synchronous_commit)
+    except UsageError:
+        connection.close()
+        raise
+    if pooled:
+        prepare_nothing(connection)
     return connection
+
+
+def prepare_nothing(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Remember that there is a pooler in between, where a prepared statement is in another session."""
+    connection.prepare_threshold = None
+
+
+def is_pooled(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Whether `connect` found a pooler in between: no statement may rely on the one before it."""
+    return connection.prepare_threshold is None
 
 
 def parameters_of(dsn: str) -> dict[str, Any]:
     """What a connection string says, under libpq's names.
 
+    :param dsn: as for `connect`.
     :raises UsageError: it cannot be read. The error quotes neither the string nor libpq's complaint
         about it: both show the password.
+    :raises Unavailable: its file cannot be read now.
     """
     try:
-        given = conninfo_to_dict(dsn)
+        given = conninfo_to_dict(_text_of(dsn))
     except psycopg.Error:
         raise UsageError(
             "the connection string of the database cannot be read: write"
@@ -107,11 +174,22 @@ def parameters_of(dsn: str) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
+def _text_of(dsn: str) -> str:
+    """The connection string itself; of a file what it says now, since a password may rotate."""
+    if not dsn.startswith("@"):
+        return dsn
+    try:
+        return Path(dsn[1:]).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise Unavailable(f"the connection string in {dsn[1:]} cannot be read: {reason}") from None
+
+
 def describe(dsn: str) -> str:
     """The database's address for people: host, port and name, never the password."""
     try:
         given = parameters_of(dsn)
-    except UsageError:
+    except (UsageError, Unavailable):
         return "database (the connection string cannot be read)"
     host = given.get("host") or os.environ.get("PGHOST") or "local socket"
     port = given.get("port") or os.environ.get("PGPORT") or "5432"

@@ -22,9 +22,10 @@ from typing import Any, Final
 from uuid import UUID
 
 import rowlock
+from rowlock.db.connect import is_pooled
 from rowlock.db.migrate import check
 from rowlock.db.store import Store
-from rowlock.errors import RowlockError, SchemaBehind, Unavailable
+from rowlock.errors import RowlockError, SchemaBehind, Unavailable, UsageError
 from rowlock.protocol.model import Progress
 from rowlock.registry import Registry
 from rowlock.runtime import processes
@@ -40,10 +41,11 @@ from rowlock.runtime.messages import Message
 from rowlock.runtime.metrics import NodeMetrics
 from rowlock.runtime.pool import Executor, Pool
 from rowlock.runtime.retention import Retention
+from rowlock.runtime.transaction import check_work_database
 from rowlock.runtime.watch import Watch
 from rowlock.runtime.watchdog import LeaseBoard, Watchdog, boottime_ns
 from rowlock.runtime.work import Work
-from rowlock.settings import Settings
+from rowlock.settings import FILE_VARIABLES, Settings
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +250,8 @@ class Node:
                 signal.signal(signum, handler)
 
     def _executor_environment(self) -> dict[str, str]:
-        env = dict(os.environ)
+        # What a file said is in the settings, as the address of that file.
+        env = {k: v for k, v in os.environ.items() if k not in FILE_VARIABLES}
         if self.settings.dsn is not None:
             env["ROWLOCK_DSN"] = self.settings.dsn
         if self.settings.work_dsn is not None:
@@ -379,6 +382,11 @@ class Node:
                 raise Unavailable(str(error)) from error
             except RowlockError as error:
                 return error
+            if is_pooled(store.connection):
+                try:
+                    check_work_database(self.settings.work_dsn or self.settings.dsn or "")
+                except UsageError as error:
+                    return _without_sessions(error)
             sent = boottime_ns()
             store.register(
                 node_id,
@@ -551,3 +559,9 @@ class Node:
         if any(executor.is_failing for executor in self._pool.executors):
             return "executors cannot be started"
         return None
+
+
+def _without_sessions(error: UsageError) -> UsageError:
+    return UsageError(
+        f"ROWLOCK_DSN leads through a pooler of transactions, so ctx.transaction() needs another way: {error}"
+    )

@@ -23,7 +23,14 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 
-from rowlock.db.connect import DEFAULTS, describe, first_line, parameters_of
+from rowlock.db.connect import (
+    DEFAULTS,
+    describe,
+    first_line,
+    is_pooled,
+    parameters_of,
+    prepare_nothing,
+)
 from rowlock.errors import Unavailable, UsageError
 from rowlock.runtime.fate import Fate
 
@@ -44,6 +51,7 @@ _RESET: Final = (
     "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all(); "
     "CLOSE ALL; UNLISTEN *; DISCARD TEMP"
 )
+_WHOSE_SESSION: Final = "SELECT pg_backend_pid(), current_setting('default_transaction_read_only')"
 _SESSION_OPTIONS: Final = (
     "-c default_transaction_read_only=on "
     # A transaction lasts as long as its claim; only the loss of that, or a time-out, ends it.
@@ -173,6 +181,16 @@ class WorkSession:
             else:
                 return connection
 
+    def check(self) -> None:
+        """Connect, if that is not done yet.
+
+        Raises:
+            Unavailable: The database cannot be reached.
+            UsageError: The session would not be as the fence needs it.
+        """
+        if self._connection is None:
+            self._connect()
+
     def problem(self) -> str | None:
         """Why the open transaction cannot be committed as it stands; None: it can."""
         status = self._status()
@@ -246,6 +264,8 @@ class WorkSession:
             return
         connection.row_factory = tuple_row
         connection.cursor_factory = psycopg.Cursor
+        if is_pooled(connection):
+            return  # whose session the next statement would be in, nobody knows
         try:
             connection.execute(_RESET, prepare=False)
         except psycopg.Error:
@@ -268,30 +288,59 @@ class WorkSession:
         return TransactionStatus.IDLE if connection is None else connection.info.transaction_status
 
     def _connect(self) -> WorkConnection:
-        given = parameters_of(self._dsn)
         try:
-            parameters: dict[str, Any] = {  # Any: as psycopg takes them
-                **DEFAULTS,
-                **given,
-                "options": f"{given.get('options', '')} {_SESSION_OPTIONS}".strip(),
-                # read-write would refuse a session that is read-only by default
-                "target_session_attrs": "primary",
-                "application_name": "rowlock work",
-            }
-            connection = WorkConnection.connect(
-                autocommit=True, row_factory=tuple_row, **parameters
-            )
+            connection = self._connection = _opened(self._dsn)
+            row = connection.execute(_WHOSE_SESSION, prepare=False).fetchone()
         except psycopg.Error as error:
+            self.close()
             raise Unavailable(f"work {describe(self._dsn)}: {first_line(error)}") from error
-        self._connection = connection
-        if connection.info.parameter_status("default_transaction_read_only") != "on":
+        assert row is not None, "a SELECT without FROM has one row"
+        pid, read_only = row
+        if read_only != "on":
             self.close()
             raise UsageError(
                 "the work connection is not read-only by default, so an author's COMMIT could not "
-                "be refused: a pooler ignored its start-up options. Let ROWLOCK_WORK_DSN reach "
-                "PostgreSQL directly, or through a session pool that passes `options` on"
+                "be refused: a pooler ignored its start-up options. Let ROWLOCK_WORK_DSN name a pool "
+                "whose connect_query is SET default_transaction_read_only = on, or a login with that "
+                "setting (ALTER ROLE), or the server without the pooler"
             )
+        if pid != connection.info.backend_pid:
+            prepare_nothing(connection)
         return connection
+
+
+def check_work_database(dsn: str) -> None:
+    """Make sure that `ctx.transaction()` can keep its promises over this connection string.
+
+    Raises:
+        UsageError: It cannot; says what would help.
+        Unavailable: The database cannot be reached now.
+    """
+    session = WorkSession(dsn)
+    try:
+        session.check()
+    finally:
+        session.close()
+
+
+def _opened(dsn: str) -> WorkConnection:
+    given = parameters_of(dsn)
+    parameters: dict[str, Any] = {  # Any: as psycopg takes them
+        **DEFAULTS,
+        **given,
+        "options": f"{given.get('options', '')} {_SESSION_OPTIONS}".strip(),
+        # read-write would refuse a session that is read-only by default
+        "target_session_attrs": "primary",
+        "application_name": "rowlock work",
+    }
+    try:
+        return WorkConnection.connect(autocommit=True, row_factory=tuple_row, **parameters)
+    except psycopg.OperationalError as error:
+        if "unsupported startup parameter" not in str(error):
+            raise
+    # A pooler that takes no options: its sessions may be by themselves as these would make them.
+    parameters["options"] = given.get("options")
+    return WorkConnection.connect(autocommit=True, row_factory=tuple_row, **parameters)
 
 
 _sessions: Final[weakref.WeakSet[WorkSession]] = weakref.WeakSet()

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from rowlock.db.connect import first_line
+from rowlock.db.connect import first_line, is_pooled
 from rowlock.db.store import Connection, Observe, Store
-from rowlock.errors import RowlockError
+from rowlock.errors import RowlockError, Unavailable
 from rowlock.protocol.backoff import reconnect_seconds
 from rowlock.runtime.link import TRANSIENT, Link, is_final
 from rowlock.runtime.mailbox import Mailbox
@@ -56,10 +56,18 @@ def carry_out(operation: Operation, link: Link, mailbox: Mailbox) -> Exception |
     """Try an operation once and post what came of it; the error if there was one.
 
     An operation that is to be repeated is not posted in that case: the caller keeps it.
+
+    :raises UsageError: no connection can ever be made from this connection string.
     """
     answer: Any = None  # Any: whatever the operation answers, its own `done` knows
     try:
-        answer = operation.run(link.store())
+        store = link.store()
+    except (psycopg.Error, Unavailable) as error:
+        link.failed(error)
+        _post_failure(operation, error, mailbox)
+        return error
+    try:
+        answer = operation.run(store)
     except (psycopg.Error, RowlockError) as error:
         link.failed(error)
         if operation.failed is None and not isinstance(error, TRANSIENT):
@@ -301,8 +309,11 @@ class Work(threading.Thread):
         self._clear_wake()
 
     def _prepare(self, connection: Connection) -> None:
-        connection.add_notify_handler(lambda notify: self._notified(notify.payload))
-        connection.execute("LISTEN rowlock")
+        if not is_pooled(
+            connection
+        ):  # there what it listens with is somebody else's a moment later
+            connection.add_notify_handler(lambda notify: self._notified(notify.payload))
+            connection.execute("LISTEN rowlock")
         self._mailbox.post(self._on_connected)
 
     def _notified(self, payload: str) -> None:

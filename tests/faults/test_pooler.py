@@ -1,0 +1,111 @@
+"""A real PgBouncer, in transaction mode, between the nodes and the database."""
+
+import re
+from collections.abc import Generator
+
+import psycopg
+import pytest
+
+from tests.support.fault_jobs import part, parts, step
+from tests.support.fleet import Fleet, NodeProcess
+from tests.support.pgbouncer import PgBouncer
+from tests.support.tools import program
+
+SETTINGS = (
+    "SELECT name, setting FROM pg_settings WHERE name ~ '_timeout$|^jit$|^default_transaction'"
+    " ORDER BY name"
+)
+
+
+@pytest.fixture
+def pooler(fleet: Fleet) -> Generator[PgBouncer]:
+    program("pgbouncer")
+    with PgBouncer(fleet.database) as bouncer:
+        yield bouncer
+
+
+def pooled_node(fleet: Fleet, pooler: PgBouncer, name: str) -> NodeProcess:
+    """A node that reaches its database through the pooler alone."""
+    return fleet.node(
+        name,
+        slots=2,
+        wait=False,
+        ROWLOCK_DSN=pooler.dsn_as("rowlock_node"),
+        ROWLOCK_WORK_DSN=pooler.work_dsn_as("rowlock_node"),
+    )
+
+
+def test_four_nodes_do_everything_through_a_pool_of_two_sessions(
+    fleet: Fleet, pooler: PgBouncer
+) -> None:
+    """Four nodes have two sessions between them, and two more for their authors' transactions. All is done once, in exactly-once transactions too; a node that is killed is found, a
+    cancel arrives, nobody is removed by mistake, and no setting is left in a session for strangers.
+    (Elsewhere prepared statements vanish, locks of the session exclude nobody and settings leak.
+    Reported as good_job#52, #1214 and #269, netbox#23009, pgbouncer#418, psycopg#280, #935 and #1151.)"""
+    nodes = [pooled_node(fleet, pooler, f"n{n}") for n in range(4)]
+    for node in nodes:
+        node.wait_registered()
+    work = fleet.request(
+        "fault.summed",
+        parts=[
+            *parts(60, step("sleep", 0.02), prefix="plain"),
+            *parts(20, step("rows", 3), prefix="rows"),
+            *parts(4, step("chunks", {"items": 20, "size": 5}), prefix="chunks"),
+        ],
+    )
+    once = fleet.request("fault.once", parts=parts(12, step("sleep", 0.02), prefix="once"))
+    fleet.wait(work)
+    fleet.wait(once)
+    starts = [start.key for start in fleet.ledger().of("start")]
+    assert len(starts) == len(set(starts)) == 96
+    effects = fleet.rows("SELECT key, count(*) FROM fleet.effects WHERE key ^@ 'rows' GROUP BY key")
+    assert [effect.count for effect in effects] == [3] * 20
+    assert not fleet.db_events("node_removed")
+
+    late = fleet.request(parts=[part("late", step("wait", fleet.path("go")))])
+    victim = next(node for node in nodes if node.name == fleet.wait_started("late").node)
+    victim.crash()
+    assert fleet.wait_started("late", 2).node != victim.name
+    fleet.rows("SELECT rowlock.cancel(%s, 'a test', NULL)", late)
+    fleet.wait(late, "CANCELLED")
+    assert [event.node_id for event in fleet.db_events("node_removed")] == [victim.incarnation]
+
+    assert not re.search("prepared statement|query_wait_timeout", pooler.log())
+    with fleet.database.connect(role="rowlock_node") as fresh:
+        untouched = fresh.execute(SETTINGS).fetchall()
+    dsn = pooler.dsn_as("rowlock_node")
+    with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:  # all sessions of the pool
+        assert first.execute(SETTINGS, prepare=False).fetchall() == untouched
+        assert second.execute(SETTINGS, prepare=False).fetchall() == untouched
+
+
+def test_a_node_whose_transactions_could_not_be_fenced_refuses_to_start(
+    fleet: Fleet, pooler: PgBouncer
+) -> None:
+    """The pooler would give an author's transaction a session that may write after a COMMIT of the
+    author's own: the node ends at once, and says what to set."""
+    node = fleet.node("one", wait=False, ROWLOCK_DSN=pooler.dsn_as("rowlock_node"))
+
+    assert node.wait_gone() == 2
+    told = node.log_path.read_text()
+    assert "leads through a pooler" in told
+    assert "ROWLOCK_WORK_DSN" in told
+    assert "default_transaction_read_only" in told
+    assert not fleet.rows("SELECT FROM rowlock.batch_nodes")
+
+
+def test_a_login_whose_defaults_could_lose_a_claim_is_refused_behind_a_pooler(
+    fleet: Fleet, pooler: PgBouncer
+) -> None:
+    """The database's own default is not to wait for the disk at COMMIT. A direct connection is set up
+    otherwise; behind a pooler that cannot be done, so the node ends at once, and says why."""
+    fleet.rows(
+        "DO $$ BEGIN EXECUTE format("
+        "'ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$"
+    )
+    fleet.node("direct")
+
+    node = pooled_node(fleet, pooler, "pooled")
+
+    assert node.wait_gone() == 2
+    assert "synchronous_commit = off" in node.log_path.read_text()
