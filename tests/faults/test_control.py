@@ -179,3 +179,30 @@ def test_a_cancelled_attempt_hears_of_it_within_a_poll_and_is_killed_if_it_does_
     assert cancel_seconds * 0.9 < last < cancel_seconds + 2
     rows = {row.partition_key: (row.status, row.claims) for row in fleet.rows_of(run)}
     assert rows == dict.fromkeys(("looks", "saves", "deaf"), ("CANCELLED", 1))
+
+
+def test_a_small_execution_does_not_wait_for_a_huge_one(fleet: Fleet) -> None:
+    """10,000 small partitions run when four arrive: these are claimed before another twentieth of the ten
+    thousand is, because executions of one priority take turns. (One job occupies all workers for hours
+    elsewhere: reported as sourcegraph#26895, postel#126, pgbus#426, ballista#138.)"""
+    node = fleet.node("one", slots=4)
+    fleet.warm_up(node)
+    huge = fleet.request("fault.planned", params=fleet.plan(10_000))
+    eventually(lambda: claims(fleet, huge) > 100, "the huge one runs")
+
+    small = fleet.wait(fleet.request("fault.planned", params=fleet.plan(4)))
+
+    meanwhile = fleet.value(
+        "SELECT count(*) FROM fleet.transitions WHERE execution_id = %s AND became = 'CLAIMED'"
+        " AND at BETWEEN %s AND (SELECT max(at) FROM fleet.transitions"
+        "  WHERE execution_id = %s AND became = 'CLAIMED')",
+        *(huge, small.started_at, small.execution_id),
+    )
+    assert claims(fleet, huge) < 10_000, "it was still running"
+    assert meanwhile < 500
+    assert fleet.wait(huge).counts["completed"] == 10_000
+
+
+def claims(fleet: Fleet, execution: UUID) -> int:
+    """How often partitions of an execution have been claimed."""
+    return fleet.claimed_since(execution, fleet.execution(execution).requested_at)

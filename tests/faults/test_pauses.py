@@ -5,9 +5,12 @@ import time
 from uuid import uuid4
 
 from tests.support.fault_jobs import part, step
-from tests.support.fleet import Fleet, eventually
+from tests.support.fleet import TIMES, Fleet, eventually
 from tests.support.supervisor import send, state
 from tests.support.waiting import wait_until
+
+SLACK_SECONDS = 4.0
+"""What a busy machine may take for what is done at once."""
 
 
 def test_a_node_that_slept_past_its_removal_changes_nothing_and_begins_anew(fleet: Fleet) -> None:
@@ -142,6 +145,32 @@ def test_a_pause_shorter_than_the_removal_changes_nothing(fleet: Fleet) -> None:
     assert one.metric("rowlock_lease_ends_total") == 0
     assert not fleet.db_events("node_removed")
     assert [event.node_id for event in fleet.db_events("node_returned")] == [one.incarnation]
+
+
+def test_a_node_that_is_alone_goes_on_by_itself_after_any_pause(fleet: Fleet) -> None:
+    """Nobody is there when it wakes. Without anybody who could have removed it, it is the node that it was; removed
+    by one that has left since, it registers anew: in both cases the same process works again, within two
+    polls. (A node that stays away for ever, or finds itself healthy: reported as jobrunr#192, #453, #663.)"""
+    one = fleet.node("one")
+    polls_seconds = 2 * TIMES["poll_seconds"]
+
+    one.pause()
+    asleep_since = time.monotonic()
+    removal_seconds = 1.2 * (TIMES["unreachable_seconds"] + TIMES["removal_grace_seconds"])
+    wait_until(lambda: time.monotonic() - asleep_since > removal_seconds, seconds=10)
+    one.resume()
+    fleet.wait(fleet.request(parts=[part("first")]), seconds=polls_seconds + SLACK_SECONDS)
+    assert len(one.incarnations) == 1
+
+    observer = fleet.node("two", pool="another")
+    one.pause()
+    eventually(lambda: fleet.db_events("node_removed"), "it is removed")
+    assert observer.terminate_and_wait() == 0
+    one.resume()
+    fleet.wait(fleet.request(parts=[part("second")]), seconds=polls_seconds + SLACK_SECONDS)
+    assert len(one.incarnations) == 2
+    assert one.popen.poll() is None
+    assert {start.node for start in fleet.ledger().of("start")} == {"one"}
 
 
 def test_once_work_of_a_node_that_slept_past_its_removal_leaves_evidence(fleet: Fleet) -> None:

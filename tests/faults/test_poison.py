@@ -65,14 +65,16 @@ def test_partitions_that_crash_their_process_cost_no_node_and_no_neighbour(fleet
     activepieces#15130, hindsight#2675, hitobito#4198, taskiq-aio-pika#35. A slot whose process died stays away:
     reported as solid_queue#751, tasktiger PR#335.)"""
     nodes = [fleet.node(f"node-{n}", slots=2) for n in range(3)]
-    waits = {"max_attempts": 3, "initial_seconds": 0.3, "factor": 3.0, "max_seconds": 5.0}
     run = fleet.request(
         parts=[
             part("native", step("segfault"), weight=1),
             part("killed", step("kill_self", signal.SIGKILL), weight=1),
             *(part(f"p{n}", step("sleep", 0.02)) for n in range(50)),
         ],
-        **waits,
+        max_attempts=3,
+        initial_seconds=0.3,
+        factor=3.0,
+        max_seconds=5.0,
     )
 
     row = fleet.wait(run, "FAILED")
