@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from rowlock.contract import Codec, check_json, clean_text, describe_error
 from rowlock.errors import ContractError
 from tests.support.postgres import Cluster
 from tests.unit.test_contract import EVERYTHING, Everything, everything
-from tests.unit.test_failure import NASTY
+from tests.unit.test_failure import NASTY, messages_around_the_limit
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 LIMIT = contract.RESULT_BYTES
@@ -123,6 +124,49 @@ def test_what_jsonb_would_alter_never_gets_there(db: Connection) -> None:
 def test_every_description_of_an_error_can_be_stored(db: Connection, error: BaseException) -> None:
     text = describe_error(error)
     assert json.loads(stored(db, text)) == json.loads(text)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(message=messages_around_the_limit())
+def test_an_error_around_the_limit_can_be_stored(db: Connection, message: str) -> None:
+    text = describe_error(ValueError(message))
+    assert json.loads(stored(db, text)) == json.loads(text)
+
+
+json_numbers = st.from_regex(r"\A-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?\Z")
+
+
+@many
+@given(raw=json_numbers | json_numbers.map(json.dumps))
+@example(raw="9007199254740993")
+@example(raw="1.0")
+@example(raw="1e2")
+@example(raw="1e400")
+@example(raw="2147483648")
+@example(raw="-0.0")
+@example(raw="007")
+@example(raw='"007"')
+def test_a_number_arrives_as_the_type_says_or_not_at_all(db: Connection, raw: str) -> None:
+    """From the text of a parameter through the database to the function: int, float and str each take what is
+    theirs, digit by digit, and refuse the rest; jsonb alone would make 100 of 1e2 and 401 digits of 1e400."""
+    taken = {tp for tp in (int, float, str) if arrives(db, tp, raw)}
+    assert taken <= {int, float} or taken == {str}
+    if int in taken:
+        assert re.fullmatch(r"-?[0-9]+", raw)
+
+
+def arrives(db: Connection, tp: type, raw: str) -> bool:
+    """Whether a type takes this text; if so, the function gets the same value of the same type."""
+    codec = Codec[Any](tp, "parameters", LIMIT)
+    try:
+        value = codec.decode(raw)
+    except ContractError:
+        return False
+    assert value == tp(json.loads(raw))
+    back = codec.decode(stored(db, codec.encode(value)))
+    assert type(back) is type(value) is tp
+    assert back == value
+    return True
 
 
 @many

@@ -304,6 +304,19 @@ def test_duplicate_keys_are_named_and_nothing_is_visible(scene: Scene) -> None:
     )
 
 
+def test_keys_that_only_look_alike_are_different_partitions(scene: Scene) -> None:
+    """Keys are compared byte by byte: composed and decomposed accents, case and white space differ."""
+    keys = ["\u00e9", "e\u0301", "A", "a", "a ", "1", "01"]
+    run = scene.a_plan_being_made()
+    scene.stage(run, keys)
+
+    assert scene.store.seal(run.id, run.epoch, "main", len(keys)) == ("sealed", None)
+    found = scene.all(
+        "SELECT partition_key FROM rowlock.batch_partitions WHERE execution_id = %s", run.id
+    )
+    assert {row.partition_key for row in found} == set(keys)
+
+
 @pytest.mark.parametrize("total", [1, 3])
 def test_a_plan_of_another_size_than_announced_is_not_sealed(scene: Scene, total: int) -> None:
     run = scene.a_plan_being_made()

@@ -1,10 +1,13 @@
 """Requesting: idempotent by launch key, and one execution at a time of an instance."""
 
+from functools import partial
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
+from rowlock.db.connect import connect
 from rowlock.db.store import Store
 from tests.support.builders import AT_LEAST_ONCE, HASH, Scene, a_policy, at_once
 
@@ -79,6 +82,8 @@ def test_an_instance_that_is_over_is_refused_with_its_state(scene: Scene, outcom
 
 
 def test_of_twenty_racing_launchers_one_wins(scene: Scene) -> None:
+    """The others get its id and no error. (Several executions, or constraint traces at the losers, elsewhere:
+    reported as spring-batch#2711, #4667, #3966.)"""
     stores = [scene.a_store() for _ in range(20)]
     for round_ in range(22):
         shared_key = round_ % 2 == 0  # one user's retries, or twenty users
@@ -98,6 +103,37 @@ def test_of_twenty_racing_launchers_one_wins(scene: Scene) -> None:
             *(scene.job, f"i{round_}"),
         )
         assert len(rows) == 1
+
+
+def test_launchers_race_in_a_database_with_a_stricter_default_as_in_any_other(
+    alone: Scene,
+) -> None:
+    """REPEATABLE READ as the database's default would turn the losers' answers into serialization failures:
+    rowlock's own sessions do not take it over. (Reported as spring-batch#904, #1230.)"""
+    name = sql.Identifier(alone.database.name)
+    with alone.database.connect() as db:
+        db.execute(
+            sql.SQL(
+                "ALTER DATABASE {} SET default_transaction_isolation = 'repeatable read'"
+            ).format(name)
+        )
+    dsn = alone.database.dsn_as("rowlock_node")
+    sessions = [connect(dsn, application_name="a launcher") for _ in range(20)]
+    try:
+        for round_ in range(30):
+            calls = [
+                partial(request, alone, instance=f"i{round_}", store=Store(session))
+                for session in sessions
+            ]
+            answers = at_once(*calls)
+
+            assert len({id_ for id_, _ in answers}) == 1
+            assert sorted(outcome for _, outcome in answers) == [*["requested"], *["running"] * 19]
+    finally:
+        for session in sessions:
+            session.close()
+    made = alone.one("SELECT count(*) AS n FROM rowlock.batch_job_coordination")
+    assert made.n == 30
 
 
 def test_a_launcher_that_rolls_back_leaves_the_instance_free(scene: Scene) -> None:

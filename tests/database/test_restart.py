@@ -531,7 +531,7 @@ def test_a_restart_is_offered_to_any_node_at_once(scene: Scene) -> None:
 
 
 def test_of_two_launchers_one_wins_in_every_round(alone: Scene) -> None:
-    """Scenario 20."""
+    """Two nodes submit the same instance at once: one execution, and the other answer names it."""
     stores = [alone.a_store(), alone.a_store()]
     outcomes: Counter[tuple[str, ...]] = Counter()
     for n in range(ROUNDS):
@@ -570,7 +570,7 @@ def test_of_a_restart_and_a_launch_one_wins_in_every_round(alone: Scene) -> None
 
 
 def test_after_a_stop_nothing_is_started_and_a_restart_does_the_rest(alone: Scene) -> None:
-    """Scenario 27: a cancel while nodes claim."""
+    """A cancel while nodes claim. (Reported as spring-batch#5308, #5484.)"""
     run = alone.an_execution(2_000)
     nodes = [(alone.a_store(), alone.a_node()) for _ in range(4)]
 

@@ -158,6 +158,8 @@ def _asked(terminal: Terminal) -> str:
         ("{}", "parameters $.count: "),
         ('{"count": 1, "count": 2}', "parameters $.count: "),
         ('{"count": NaN}', "parameters $.count: "),
+        ('{"count": -Infinity}', "parameters $.count: "),
+        ('{"count": 1, "a\\u0000": 2}', "parameters $: has a field whose name contains the NUL"),
         ('{"count":', "parameters $: is not JSON"),
         ("@/no/such/file", "--params @/no/such/file cannot be read: No such file or directory"),
     ],
@@ -165,6 +167,8 @@ def _asked(terminal: Terminal) -> str:
 def test_wrong_parameters_are_refused_with_the_path_and_nothing_is_written(
     params: str, says: str, local: bool, detach: bool, served: Terminal
 ) -> None:
+    """Before any row is written, also where only the published contract is known. (Found out when partitions
+    crash one by one, or when the write fails, elsewhere: reported as awa#85, Polaris#287, langflow#11905.)"""
     before = served.executions()
     imports = ["--import", JOBS] if local else []
     options = ["--detach"] if detach else []

@@ -592,6 +592,7 @@ def test_a_key_of_the_author_is_kept_byte_by_byte(key: str) -> None:
     ],
 )
 def test_what_cannot_be_a_key_is_refused(key: Any, message: str) -> None:
+    """By its bytes, before the database sees it: an index takes 8,000 equal characters and not 8,000 others."""
     assert message in refusal(lambda: contract.partition_key(Keyed(key), 1, "1"))
 
 
@@ -600,6 +601,13 @@ def test_without_a_key_the_digest_does_not_depend_on_the_order_of_fields() -> No
     assert key == contract.partition_key(Keyed(), None, '{"b": {"d": "é", "c": 2}, "a": 1}')
     assert key == "sha256:4b29d6bc552284764d17022a403209ff"
     assert key != contract.partition_key(Keyed(), None, '{"a":1,"b":{"c":2,"d":"e"}}')
+
+
+def test_without_a_key_a_number_and_its_digits_are_two_partitions() -> None:
+    """As map keys in JSON they would be one."""
+    assert contract.partition_key(Keyed(), None, "1") != contract.partition_key(
+        Keyed(), None, '"1"'
+    )
 
 
 @pytest.mark.parametrize("weight", [1.5, "1", None, True, 2**31, -(2**31) - 1])
@@ -629,6 +637,35 @@ def test_a_slice_with_a_set_needs_a_key_of_the_author() -> None:
             return "-".join(sorted(part))
 
     assert contract.codecs(WithKey).slice.decode('["a"]') == {"a"}
+
+
+@pytest.mark.parametrize(
+    "payload, limit", [("parameters", 262_144), ("slice", 65_536), ("result", 262_144)]
+)
+@pytest.mark.parametrize("size", [0, 2_000_000, 20_000_000])
+def test_a_payload_over_its_limit_is_refused_with_both_sizes(
+    payload: str, limit: int, size: int
+) -> None:
+    """Before anything is written; nothing is put in its place. (A stand-in is stored and the job says success
+    elsewhere: reported as windmill#10860.)"""
+
+    class OfTexts(rowlock.Job[str, str, str]):
+        name = "of-texts"
+
+        def partition(self, params: str, cluster: rowlock.Cluster) -> Iterator[str]:
+            yield params
+
+        def process(self, part: str, ctx: rowlock.Context[str]) -> str:
+            return part
+
+    both: Codec[str] = getattr(contract.codecs(OfTexts), payload)
+    fits, text = "x" * (limit - 2), "x" * max(size, limit)
+
+    assert both.decode(both.encode(fits)) == fits
+    for refused in (partial(both.encode, text), partial(both.decode, f'"{text}"')):
+        assert refusal(refused) == (
+            f"{payload} $: is {len(text) + 2} bytes long; at most {limit} are allowed"
+        )
 
 
 def test_the_codecs_of_a_job_know_its_types() -> None:

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowlock.failure import ERROR_BYTES, clean_text, describe_error
@@ -109,6 +109,31 @@ def test_any_exception_can_be_recorded(error: BaseException) -> None:
     assert list(document) == ["type", "message", "traceback"]
     assert all(isinstance(part, str) for part in document.values())
     assert document["type"]
+
+
+pieces = st.sampled_from(["a", "é", "e\u0301", "😀", "\0", "\x01", '"', "\\", "\ud800", "\n"])
+
+
+@st.composite
+def messages_around_the_limit(draw: st.DrawFn) -> str:
+    """Texts whose bytes, as they are or escaped, are nearly as many as are kept, or a few more."""
+    pattern = "".join(draw(st.lists(pieces, min_size=1, max_size=6)))
+    size = len(pattern.encode(errors="replace"))
+    target = draw(st.sampled_from([ERROR_BYTES // 6, ERROR_BYTES // 2, ERROR_BYTES]))
+    return "start " + pattern * (max(0, target + draw(st.integers(-200, 200))) // size)
+
+
+@settings(max_examples=200, deadline=None)
+@given(message=messages_around_the_limit())
+def test_a_message_around_the_limit_is_cut_and_never_lost(message: str) -> None:
+    """(The update that records a failure fails itself elsewhere, and the job stays running for ever: reported as
+    spring-batch#2940, #3368, #2283, #4309, #854.)"""
+    document = described(ValueError(message))
+    assert document["type"] == "ValueError"
+    assert document["message"].startswith("start ")
+    assert document["message"] == clean_text(message, len(message) * 4) or document[
+        "message"
+    ].endswith("… [cut]")
 
 
 def described(error: BaseException) -> dict[str, str]:
