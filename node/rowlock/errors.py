@@ -6,7 +6,8 @@
     ├─ SettingsError             lists every wrong setting at once
     ├─ UsageError                the author or the command line asked for something unsupported
     ├─ SchemaMismatch            the database schema is older or newer than this code
-    │  └─ SchemaBehind           it is missing or older
+    │  ├─ SchemaBehind           it is missing or older
+    │  └─ SchemaAhead            it is newer and no longer works with this code
     ├─ Refused                   the database said no, with its reason
     ├─ NotFound                  no such job, execution or node; suggests near names
     └─ Unavailable               the database cannot be reached (retried with backoff by services)
@@ -34,6 +35,7 @@ __all__ = [
     "Refused",
     "RetryLater",
     "RowlockError",
+    "SchemaAhead",
     "SchemaBehind",
     "SchemaMismatch",
     "SettingsError",
@@ -111,6 +113,10 @@ class SchemaMismatch(RowlockError):
 
 class SchemaBehind(SchemaMismatch):
     """The database has no schema yet, or an older one: `rowlock migrate` brings it forward."""
+
+
+class SchemaAhead(SchemaMismatch):
+    """A migration of a later release has ended what this code works with: upgrade rowlock."""
 
 
 class Refused(RowlockError):

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 import rowlock
 from rowlock.db import readings
 from rowlock.db.connect import connect, first_line, is_pooled, shut
+from rowlock.db.migrate import check
 from rowlock.db.readings import Connection, Ending, Pool, Server
 from rowlock.errors import RowlockError
 
@@ -158,6 +159,7 @@ class Exporter(Collector):
         reading = Reading()
         try:
             db = self._connected()
+            check(db)  # each time: a migration may come at any
             reading.server = self._ask("server", readings.server, db, reading)
             reading.pools = self._ask("pools", readings.pools, db, reading)
             reading.endings = self._ask("endings", readings.endings, db, reading)

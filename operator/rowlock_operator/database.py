@@ -22,8 +22,9 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow, dict_row
 
-from rowlock.db import connect
+from rowlock.db import connect, migrate
 from rowlock.errors import RowlockError, SettingsError, Unavailable
+from rowlock.protocol.model import Schema
 from rowlock_operator.model import (
     KIND,
     Answer,
@@ -54,6 +55,8 @@ _STATEMENT_SECONDS: Final = 60.0
 _LOCK_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 15.0
 """A server that has not answered by then is frozen: it heeds no time-out of its own."""
+SCHEMA_SECONDS: Final = 5.0
+"""How often to look whether the schema still works with this release."""
 _PAUSE_SECONDS: Final = (0.1, 2.5)
 """Bounds of the pause between two tries to connect: the first, and the last."""
 
@@ -91,6 +94,7 @@ class Link:
         self._failures = 0
         self._not_before = float("-inf")
         self._problem = ""
+        self._fits_until = float("-inf")
 
     def hurry(self) -> None:
         """Connect at the next use, if there is no connection: the database is known to answer."""
@@ -110,8 +114,8 @@ class Link:
             waiting_seconds: For how long the statement waits by intent, beside the time to answer.
 
         Raises:
-            Unavailable: There is none, or it broke; or the statement failed for a reason that may
-                pass, such as a lock or a right that is missing.
+            Unavailable: There is none, or it broke; or the schema does not fit; or the statement
+                failed for a reason that may pass, such as a lock or a right that is missing.
             Declined: The statement failed because of its values.
         """
         async with self._turn:
@@ -121,7 +125,10 @@ class Link:
                 waiting_seconds + ANSWER_SECONDS, connect.shut, connection
             )
             try:
+                await self._check_schema(connection)
                 yield connection
+            except Unavailable:
+                raise
             except psycopg.DataError as error:
                 raise Declined(connect.first_line(error)) from error
             except psycopg.Error as error:
@@ -134,6 +141,21 @@ class Link:
                 raise
             finally:
                 guard.cancel()
+
+    async def _check_schema(self, connection: Connection) -> None:
+        now = time.monotonic()
+        if now < self._fits_until:
+            return
+        try:
+            row = await (await connection.execute(migrate.SCHEMA)).fetchone()
+        except psycopg.errors.UndefinedTable:
+            row = None
+        found = row or {"version": None, "works_with": None}
+        schema = Schema(version=found["version"] or 0, works_with=found["works_with"] or 0)
+        problem = migrate.refusal(schema, connection.info.dbname)
+        if problem is not None:
+            raise Unavailable(str(problem))
+        self._fits_until = now + SCHEMA_SECONDS
 
     async def _connected(self) -> Connection:
         if self._connection is not None and not self._connection.closed:

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +17,11 @@ from psycopg.conninfo import make_conninfo
 from rowlock.db import migrate as migration
 from rowlock.db.migrate import Migration, check, current_version, known_migrations, migrate
 from rowlock.embedded import Server
-from rowlock.errors import Refused, SchemaMismatch, Unavailable, UsageError
+from rowlock.errors import Refused, SchemaAhead, SchemaMismatch, Unavailable, UsageError
+from rowlock.settings import Settings
 from tests.support.pooler import Pooler
 from tests.support.postgres import Cluster, Database, chosen_binaries
+from tests.support.releases import KNOWN, record_migration
 from tests.support.waiting import wait_until
 
 Folder = Callable[..., tuple[Migration, ...]]
@@ -204,19 +206,76 @@ def test_a_hole_in_the_history_is_refused(empty_database: Database, folder: Fold
         migrate(empty_database.dsn, migrations=migrations)
 
 
-def test_a_newer_schema_is_refused(database: Database) -> None:
-    known = known_migrations()[-1].version
+def test_a_newer_schema_that_works_with_this_code_is_accepted(database: Database) -> None:
+    """Nodes and operators are replaced one after the other, and an old pod that starts again meanwhile
+    migrates too, where that is done in an init container."""
+    record_migration(database, works_with=KNOWN)
+
+    with database.connect() as db:
+        check(db)
+        assert migrate(db) == []
+        assert current_version(db) == KNOWN + 1
+
+
+def test_a_newer_schema_that_works_with_later_code_alone_is_refused(database: Database) -> None:
+    record_migration(database, works_with=KNOWN + 1)
+    told = rf"version {KNOWN + 1} and works with .* version {KNOWN + 1}, .* the {KNOWN} .*: upgrade"
+
+    with database.connect() as db:
+        with pytest.raises(SchemaAhead, match=told):
+            check(db)
+        with pytest.raises(SchemaAhead, match=told):
+            migrate(db)
+
+
+def test_a_newer_schema_does_not_hide_a_changed_file(database: Database) -> None:
+    record_migration(database, works_with=KNOWN)
     with database.connect() as db:
         db.execute(
-            "INSERT INTO rowlock.schema_migrations (version, name, checksum) "
-            "VALUES (%s, 'future', repeat('0', 64))",
-            [known + 1],
+            "UPDATE rowlock.schema_migrations SET checksum = repeat('1', 64) WHERE version = 1"
         )
 
-        with pytest.raises(SchemaMismatch, match="upgrade rowlock"):
-            check(db)
-        with pytest.raises(SchemaMismatch, match="upgrade rowlock"):
+        with pytest.raises(SchemaMismatch, match="0001_roles has changed"):
             migrate(db)
+
+
+@pytest.mark.parametrize(
+    "script, works_with",
+    [
+        ("-- Adds a column.\n-- works with: 2\nSELECT 1;", 2),
+        ("-- no-transaction\n-- works with: 2\nSELECT 1;", 2),
+        ("-- Takes the old column away.\nSELECT 1;", 3),  # nothing said: nothing older
+        ("SELECT 1;\n-- works with: 2", 3),  # not in its head
+    ],
+)
+def test_a_migration_says_in_its_head_which_code_may_go_on(
+    empty_database: Database, folder: Folder, script: str, works_with: int
+) -> None:
+    """The highest of all counts: what a later migration allows does not undo what an earlier one ended."""
+    migrate(empty_database.dsn, migrations=folder("SELECT 1;", script))
+
+    rows = empty_database.rows(
+        "SELECT version, works_with FROM rowlock.schema_migrations ORDER BY version"
+    )
+    assert rows == [(1, 1), (2, 2), (3, works_with)]
+
+
+def test_what_works_with_a_later_schema_is_a_mistake_of_ours(folder: Folder) -> None:
+    with pytest.raises(ValueError, match=r"0002_test.sql cannot work with 3: name 1 to 2"):
+        folder("-- works with: 3\nSELECT 1;")
+
+
+def test_the_end_of_older_code_outlives_later_migrations(database: Database) -> None:
+    record_migration(database, works_with=KNOWN + 1)
+    with database.connect() as db:
+        db.execute(
+            "INSERT INTO rowlock.schema_migrations (version, name, checksum, works_with)"
+            " VALUES (%s, 'later', repeat('0', 64), %s)",
+            [KNOWN + 2, KNOWN],
+        )
+
+        with pytest.raises(SchemaAhead, match=f"version {KNOWN + 2} .* version {KNOWN + 1}"):
+            check(db)
 
 
 def test_an_older_schema_is_refused_with_the_command_that_helps(database: Database) -> None:
@@ -252,39 +311,80 @@ def test_every_role_may_check_the_version(database: Database, role: str) -> None
 def test_a_table_in_use_is_waited_for_and_then_named(
     empty_database: Database, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migration, "LOCK_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(migration, "LOCK_SECONDS", (0.05, 0.05, 0.05))
     first = "CREATE TABLE rowlock.t ();"
     migrate(empty_database.dsn, migrations=folder(first))
     second = folder(first, "ALTER TABLE rowlock.t ADD a int;")
 
     with empty_database.connect() as user, user.transaction():
         user.execute("LOCK rowlock.t IN ACCESS SHARE MODE")
-        with pytest.raises(Refused, match=r"0003_test did not get its locks in 5 attempts"):
+        told = r"0003_test did not get its locks in 3 attempts .* left nothing: end the long"
+        with pytest.raises(Refused, match=told):
             migrate(empty_database.dsn, migrations=second)
 
     assert len(migrate(empty_database.dsn, migrations=second)) == 1
 
 
-def test_a_table_that_becomes_free_in_time_is_enough(
+def test_a_reader_of_one_minute_is_waited_for() -> None:
+    """As long as a backup or a report keeps a table; and at no time is anybody held up for a lease."""
+    waits = migration.LOCK_SECONDS
+    assert sum(waits) + sum(migration.PAUSE_SHARE * wait for wait in waits[:-1]) > 60
+    settings = Settings()
+    assert max(waits) < settings.lease_seconds - settings.beat_seconds
+    assert waits[0] < settings.beat_seconds
+
+
+def test_others_have_their_turn_between_two_attempts(
     empty_database: Database, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A lock that is waited for lets nobody pass, not even readers (oban#1373, freehire#1284): each attempt
+    gives up soon and leaves the table alone for longer than it has held it up."""
     first = "CREATE TABLE rowlock.t ();"
     migrate(empty_database.dsn, migrations=folder(first))
     second = folder(first, "ALTER TABLE rowlock.t ADD a int;")
-    timed_out = threading.Event()
-    monkeypatch.setattr(migration, "LOCK_TIMEOUT_SECONDS", 0.2)
+    pauses: list[float] = []
+    looks: list[object] = []
 
-    def note(*_words: object, **_fields: object) -> None:
-        timed_out.set()
+    def look_meanwhile(seconds: float) -> None:
+        pauses.append(seconds)
+        with empty_database.connect() as other:
+            other.execute("SET lock_timeout = '10ms'")
+            looks.append(other.execute("SELECT count(*) FROM rowlock.t").fetchone())
+        if len(pauses) == 3:
+            user.rollback()
 
-    monkeypatch.setattr(migration.log, "warning", note)
+    monkeypatch.setattr(migration, "LOCK_SECONDS", (0.05, 0.1, 0.2, 0.3))
+    monkeypatch.setattr(time, "sleep", look_meanwhile)
 
-    with empty_database.connect() as user, ThreadPoolExecutor() as pool:
-        with user.transaction():
-            user.execute("LOCK rowlock.t IN ACCESS SHARE MODE")
-            run = pool.submit(migrate, empty_database.dsn, migrations=second)
-            assert timed_out.wait(30)
-        assert len(run.result(timeout=30)) == 1
+    with empty_database.connect(autocommit=False) as user:
+        user.execute("LOCK rowlock.t IN ACCESS SHARE MODE")
+        assert len(migrate(empty_database.dsn, migrations=second)) == 1
+
+    assert pauses == pytest.approx([0.1, 0.2, 0.4])
+    assert looks == [(0,)] * 3
+
+
+def test_an_index_that_could_not_be_built_is_built_by_the_next_attempt(
+    empty_database: Database, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves an invalid index, which IF NOT EXISTS takes for the wanted one."""
+    monkeypatch.setattr(migration, "CONCURRENTLY_SECONDS", 0.1)
+    monkeypatch.setattr(migration, "LOCK_SECONDS", (0.1,))
+    first = "CREATE TABLE rowlock.big AS SELECT n FROM generate_series(1, 1000) n;"
+    migrate(empty_database.dsn, migrations=folder(first))
+    second = folder(
+        first,
+        "-- no-transaction\nCREATE INDEX CONCURRENTLY IF NOT EXISTS big_n ON rowlock.big (n);",
+    )
+    valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'rowlock.big_n'::regclass"
+    with empty_database.connect() as writer, writer.transaction():
+        writer.execute("INSERT INTO rowlock.big VALUES (0)")
+        with pytest.raises(Refused, match="did not get its locks"):
+            migrate(empty_database.dsn, migrations=second)
+        assert empty_database.value(valid) is False
+
+    assert len(migrate(empty_database.dsn, migrations=second)) == 1
+    assert empty_database.value(valid) is True
 
 
 def test_a_login_that_owns_the_database_and_makes_roles_is_enough(

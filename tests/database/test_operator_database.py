@@ -17,6 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from rowlock.errors import Unavailable
+from rowlock_operator import database as database_module
 from rowlock_operator.database import Database, Declined
 from rowlock_operator.model import (
     Answer,
@@ -30,6 +31,7 @@ from rowlock_operator.model import (
 from rowlock_operator.settings import Settings
 from tests.support.builders import HASH, Run, Scene, a_policy
 from tests.support.postgres import Database as PrivateDatabase
+from tests.support.releases import KNOWN, record_migration
 from tests.support.waiting import wait_until
 
 CLUSTER = "eu-1"
@@ -320,6 +322,59 @@ def test_a_session_that_was_ended_is_made_anew(scene: Scene, operator: Operator)
         operator.do(operator.database.execution_of(uid_of(request)))
 
     assert operator.do(operator.database.execution_of(uid_of(request))) is not None
+
+
+def test_a_newer_schema_that_works_with_this_operator_is_worked_with(alone: Scene) -> None:
+    record_migration(alone.database, works_with=KNOWN)
+
+    with an_operator(lambda: alone.database.dsn_as("rowlock_operator")) as operator:
+        requested(operator, a_request(alone))
+
+
+UNFIT: dict[str, tuple[LiteralString, LiteralString, str]] = {
+    "newer": (
+        (
+            "INSERT INTO rowlock.schema_migrations SELECT version + 1, 'next', checksum, version + 1"
+            " FROM rowlock.schema_migrations ORDER BY version DESC LIMIT 1"
+        ),
+        "DELETE FROM rowlock.schema_migrations WHERE name = 'next'",
+        f"version {KNOWN + 1} .* the {KNOWN} that this rowlock knows: upgrade rowlock",
+    ),
+    "older": (
+        (
+            "CREATE TABLE kept AS SELECT * FROM rowlock.schema_migrations ORDER BY version DESC LIMIT 1;"
+            " DELETE FROM rowlock.schema_migrations WHERE version = (SELECT version FROM kept)"
+        ),
+        "INSERT INTO rowlock.schema_migrations SELECT * FROM kept",
+        f"version {KNOWN - 1}, this rowlock needs {KNOWN}: run rowlock migrate",
+    ),
+    "missing": (
+        "ALTER TABLE rowlock.schema_migrations RENAME TO kept",
+        "ALTER TABLE rowlock.kept RENAME TO schema_migrations",
+        "has no rowlock schema: run rowlock migrate",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", UNFIT)
+def test_a_schema_that_does_not_fit_is_told_with_the_remedy_and_waited_for(
+    alone: Scene, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start and while it runs: it asks nothing more of the database, and goes on by itself once
+    the two fit again."""
+    monkeypatch.setattr(database_module, "SCHEMA_SECONDS", 0.0)
+    unfit, fit, told = UNFIT[how]
+    with an_operator(lambda: alone.database.dsn_as("rowlock_operator")) as operator:
+        requested(operator, a_request(alone))
+
+        alone.admin.execute(unfit)
+        with pytest.raises(Unavailable, match=told):
+            operator.do(operator.database.act(a_request(alone)))
+        with pytest.raises(Unavailable, match=told):
+            operator.do(operator.database.live())
+
+        alone.admin.execute(fit)
+        requested(operator, a_request(alone))
 
 
 def test_the_operator_has_two_connections_at_most_and_says_who_it_is(

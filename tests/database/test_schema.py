@@ -129,6 +129,10 @@ BROKEN: dict[str, tuple[LiteralString, str]] = {
         "INSERT INTO rowlock.batch_fences (claim_token) VALUES (gen_random_uuid())",
         "a_fence_guards_one_thing",
     ),
+    "a migration that works with a later one": (
+        "UPDATE rowlock.schema_migrations SET works_with = version + 1",
+        "nothing_works_with_what_is_to_come",
+    ),
 }
 
 

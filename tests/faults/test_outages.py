@@ -23,7 +23,7 @@ CREATE FUNCTION rowlock.beat(
     p_node uuid, p_load integer, p_draining boolean, p_orphans jsonb, p_executions uuid[]
 ) RETURNS TABLE (
     alive boolean, claimable boolean, adoptable boolean, due boolean, unrecovered boolean,
-    ended uuid[], peers jsonb
+    ended uuid[], peers jsonb, at timestamptz, schema_version integer, schema_works_with integer
 )
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN

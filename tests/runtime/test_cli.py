@@ -14,6 +14,7 @@ import pytest
 
 from rowlock.cli.main import main
 from tests.support.postgres import Database
+from tests.support.releases import KNOWN, forget_migration, record_migration
 from tests.support.terminal import (
     JOBS,
     PATIENCE_SECONDS,
@@ -58,17 +59,29 @@ def test_migrate_says_what_it_applied_and_then_that_nothing_is_missing(
 
 
 def test_an_old_or_a_newer_schema_is_told_with_the_remedy(terminal: Terminal) -> None:
-    with terminal.database.connect() as db:
-        db.execute("UPDATE rowlock.schema_migrations SET version = 1000 WHERE version = 7")
+    record_migration(terminal.database, works_with=KNOWN + 1)
     newer = terminal("executions")
     assert newer.code == 2
     assert one_line(newer).endswith("upgrade rowlock")
+    forget_migration(terminal.database)
 
     with terminal.database.connect() as db:
         db.execute("DELETE FROM rowlock.schema_migrations WHERE version > 3")
     older = terminal("executions")
     assert older.code == 2
     assert one_line(older).endswith("run rowlock migrate")
+
+
+def test_a_newer_schema_that_works_with_this_code_is_worked_with(terminal: Terminal) -> None:
+    record_migration(terminal.database, works_with=KNOWN)
+
+    assert terminal("executions").code == 0
+    migrated = terminal("migrate")
+    assert migrated.code == 0
+    assert migrated.out == (
+        f"the schema is version {KNOWN + 1}, newer than this rowlock, and works with it\n"
+    )
+    assert terminal("migrate", "--json").document == {"version": KNOWN + 1, "applied": []}
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,23 @@
 """A node registers as soon as the database lets it, and ends only for what no waiting can mend."""
 
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
 from rowlock.db.migrate import check, migrate
 from rowlock.db.store import Store
-from rowlock.errors import SchemaBehind, SchemaMismatch, Unavailable
+from rowlock.errors import SchemaAhead, SchemaBehind, Unavailable
 from rowlock.registry import Registry
 from rowlock.runtime import node as node_module
 from rowlock.runtime.node import Node, NodeOptions
 from rowlock.settings import Settings
 from tests.support.postgres import Database
+from tests.support.releases import KNOWN, record_migration
 
 
-def run_a_node(database: Database) -> int:
+def run_a_node(database: Database, *, only_execution: UUID | None = None) -> int:
     """Run a node that leaves as soon as it is registered; how often it was registered."""
     registered: list[None] = []
 
@@ -31,7 +32,12 @@ def run_a_node(database: Database) -> int:
         removal_grace_seconds=0.5,
         lease_margin_seconds=0.2,
     )
-    node = Node(settings, Registry(), NodeOptions(name="n"), on_registered=leave)
+    node = Node(
+        settings,
+        Registry(),
+        NodeOptions(name="n", only_execution=only_execution),
+        on_registered=leave,
+    )
     node.run()
     return len(registered)
 
@@ -95,9 +101,18 @@ def test_a_schema_that_is_not_there_yet_is_waited_for(
     assert "run rowlock migrate; trying again" in caplog.text
 
 
-def test_a_schema_that_is_newer_ends_the_node(database: Database) -> None:
-    with database.connect() as db:
-        db.execute("UPDATE rowlock.schema_migrations SET version = 1000 WHERE version = 1")
+def test_a_newer_schema_that_works_with_this_code_is_no_obstacle(database: Database) -> None:
+    record_migration(database, works_with=KNOWN)
 
-    with pytest.raises(SchemaMismatch, match="upgrade rowlock"):
-        run_a_node(database)
+    assert run_a_node(database) == 1
+
+
+def test_a_node_for_one_execution_ends_where_the_schema_no_longer_works_with_it(
+    database: Database,
+) -> None:
+    """It stands in the way of nodes that can do more for its execution."""
+    record_migration(database, works_with=KNOWN + 1)
+
+    with pytest.raises(SchemaAhead, match="upgrade rowlock"):
+        run_a_node(database, only_execution=uuid4())
+    assert database.value("SELECT count(*) FROM rowlock.nodes") == 0

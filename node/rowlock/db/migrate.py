@@ -8,6 +8,11 @@ run again, because a kill can come between it and its row.
 Any number of runners may start at once: one works, the others look again every 50 ms. They must not
 queue in pg_advisory_lock(): a waiting call holds a snapshot that CREATE INDEX CONCURRENTLY waits
 for, and the two end in a deadlock.
+
+A release must work on the schema of the next one, or nodes and operators could not be replaced one
+after the other. Which code may go on, the migration says in the comment that it begins with:
+`-- works with: 8` means all that knows schema 8 or a later one. It is kept beside the version, since
+the code that asks does not have the file. Without that line no code goes on that lacks the file.
 """
 
 from __future__ import annotations
@@ -16,27 +21,42 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any, Final
+from typing import Any, Final, LiteralString, NamedTuple
 
 import psycopg
 from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
 from rowlock.db.connect import connect, first_line
-from rowlock.errors import Refused, SchemaBehind, SchemaMismatch, Unavailable, UsageError
+from rowlock.errors import (
+    Refused,
+    SchemaAhead,
+    SchemaBehind,
+    SchemaMismatch,
+    Unavailable,
+    UsageError,
+)
+from rowlock.protocol.model import Schema
 
 log = logging.getLogger(__name__)
 
 LOWEST_SERVER_VERSION: Final = 150000
-LOCK_TIMEOUT_SECONDS: Final = 5
-"""How long a migration may wait for a table, and so hold up everybody who comes after it."""
-LOCK_ATTEMPTS: Final = 5
+LOCK_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0)
+"""How long each attempt at a migration waits for a table, and so holds up everybody who comes after it.
+
+The first ones are shorter than a beat. Later ones are longer, because transactions of seconds that
+overlap leave no short gap, and no longer than half a lease, in which beats fail but no work stops."""
+PAUSE_SHARE: Final = 2.0
+"""How long the others then have their turn, as a multiple of that. With the longest attempts, a reader
+of one minute (a backup of a large database takes its locks for longer) is waited for."""
+CONCURRENTLY_SECONDS: Final = 60.0
+"""The same for what waits for old transactions without being in anybody's way."""
 RUNNER_POLL_SECONDS: Final = 0.05
 RUNNER_WAIT_SECONDS: Final = 300.0
 
@@ -44,6 +64,13 @@ RUNNER_WAIT_SECONDS: Final = 300.0
 _RUNNER_LOCK: Final = int.from_bytes(b"rowlock\0")
 _FILE_NAME: Final = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.sql")
 _NO_TRANSACTION: Final = "-- no-transaction"
+_HEAD: Final = re.compile(rb"(?:--.*\n)*")
+_WORKS_WITH: Final = re.compile(rb"^-- works with: (\d+)$", re.MULTILINE)
+
+SCHEMA: Final[LiteralString] = (
+    "SELECT max(version) AS version, max(works_with) AS works_with FROM rowlock.schema_migrations"
+)
+"""What is asked of a database that has a schema, for `refusal` to judge."""
 
 AnyConnection = psycopg.Connection[Any]
 
@@ -58,6 +85,8 @@ class Migration:
     """SHA-256 of the file, in hex."""
     script: bytes
     in_transaction: bool
+    works_with: int
+    """The lowest schema version that code must know to go on once this one is applied."""
 
     @property
     def label(self) -> str:
@@ -81,8 +110,9 @@ def read_migrations(folder: Traversable) -> tuple[Migration, ...]:
         folder: Where the files are, as `importlib.resources.files` or a `Path`.
 
     Raises:
-        ValueError: A name has not the form 0001_words.sql, or the numbers do not run from 1
-            without a gap. Only a mistake in rowlock itself can cause it.
+        ValueError: A name has not the form 0001_words.sql, the numbers do not run from 1 without a
+            gap, or a file works with what comes after it. Only a mistake in rowlock itself can
+            cause it.
     """
     found = sorted(
         (_read(file) for file in folder.iterdir() if file.name.endswith(".sql")),
@@ -98,12 +128,19 @@ def _read(file: Traversable) -> Migration:
     if parts is None:
         raise ValueError(f"{file.name} must be named like 0001_words.sql")
     script = file.read_bytes()
+    version = int(parts["version"])
+    head = _HEAD.match(script)
+    said = _WORKS_WITH.search(head[0]) if head else None
+    works_with = int(said[1]) if said else version
+    if not 1 <= works_with <= version:
+        raise ValueError(f"{file.name} cannot work with {works_with}: name 1 to {version}")
     return Migration(
-        version=int(parts["version"]),
+        version=version,
         name=parts["name"],
         checksum=hashlib.sha256(script).hexdigest(),
         script=script,
         in_transaction=script.split(b"\n", maxsplit=1)[0].strip() != _NO_TRANSACTION.encode(),
+        works_with=works_with,
     )
 
 
@@ -125,10 +162,11 @@ def migrate(
         migrations: What the schema should have; None is what this release carries.
 
     Returns:
-        The migrations that this call applied, in order; empty when the schema was up to date.
+        The migrations that this call applied, in order; empty when the schema was up to date, or
+        newer and works with this code: an older pod that starts again migrates too.
 
     Raises:
-        SchemaMismatch: The schema is newer than the migrations, or a file was changed after it
+        SchemaMismatch: The schema no longer works with this code, or a file was changed after it
             had been applied.
         Refused: The database did not let us: missing rights, tables that stay locked, or another
             runner that does not end.
@@ -149,42 +187,62 @@ def current_version(db: AnyConnection) -> int:
         Refused: The login may not look into the schema.
     """
     with _explained():
-        return max(_history(db), default=0)
+        return _schema(_history(db)).version
 
 
 def check(db: AnyConnection) -> None:
     """Make sure that this code and the schema belong together, as every program does at its start.
 
     Raises:
-        SchemaMismatch: They do not; the message says which of the two to bring forward.
-            SchemaBehind if that is the schema.
+        SchemaBehind: The schema is missing or too old: migrate.
+        SchemaAhead: It is newer and no longer works with this code: upgrade that.
         Refused: The login may not look into the schema.
     """
-    found = current_version(db)
-    known = max((migration.version for migration in known_migrations()), default=0)
-    if found == 0:
-        raise SchemaBehind(f"database {db.info.dbname} has no rowlock schema: run rowlock migrate")
-    if found < known:
-        raise SchemaBehind(
-            f"the schema in database {db.info.dbname} is version {found}, this rowlock needs "
+    with _explained():
+        problem = refusal(_schema(_history(db)), db.info.dbname)
+    if problem is not None:
+        raise problem
+
+
+def refusal(schema: Schema, database: str) -> SchemaBehind | SchemaAhead | None:
+    """Why this code must not work with a schema, naming both versions and the remedy; None if it may.
+
+    Args:
+        schema: What `SCHEMA` has found; version 0 is none.
+        database: Its name, for the message.
+    """
+    known = len(known_migrations())
+    if schema.version == 0:
+        return SchemaBehind(f"database {database} has no rowlock schema: run rowlock migrate")
+    if schema.version < known:
+        return SchemaBehind(
+            f"the schema in database {database} is version {schema.version}, this rowlock needs "
             f"{known}: run rowlock migrate"
         )
-    if found > known:
-        raise _newer(found, known)
+    return _too_new(schema, known)
 
 
-def _newer(found: int, known: int) -> SchemaMismatch:
-    return SchemaMismatch(
-        f"the schema is version {found}, newer than the {known} that this rowlock knows: "
-        "upgrade rowlock"
+def _too_new(schema: Schema, known: int) -> SchemaAhead | None:
+    if schema.works_with <= known:
+        return None
+    return SchemaAhead(
+        f"the schema is version {schema.version} and works with code that knows version "
+        f"{schema.works_with}, newer than the {known} that this rowlock knows: upgrade rowlock"
     )
 
 
 # -- what is there, what is missing ------------------------------------------------------------
 
 
-def _history(db: AnyConnection) -> dict[int, str]:
-    """Checksums by version. The block leaves no transaction open behind a plain reading.
+class _Known(NamedTuple):
+    """What the database remembers of a migration."""
+
+    checksum: str
+    works_with: int
+
+
+def _history(db: AnyConnection) -> dict[int, _Known]:
+    """By version. The block leaves no transaction open behind a plain reading.
 
     In autocommit mode nothing is left open anyway, and a node's connection has no time to lose
     between BEGIN and COMMIT: the server ends a session that is idle there for one beat.
@@ -193,14 +251,23 @@ def _history(db: AnyConnection) -> dict[int, str]:
         there = db.execute("SELECT to_regclass('rowlock.schema_migrations')").fetchone()
         if there is None or there[0] is None:
             return {}
-        return dict(db.execute("SELECT version, checksum FROM rowlock.schema_migrations"))
+        rows = db.execute("SELECT version, checksum, works_with FROM rowlock.schema_migrations")
+        return {version: _Known(checksum, works_with) for version, checksum, works_with in rows}
 
 
-def _missing(history: dict[int, str], wanted: Sequence[Migration]) -> Iterator[Migration]:
+def _schema(history: Mapping[int, _Known]) -> Schema:
+    return Schema(
+        version=max(history, default=0),
+        works_with=max((one.works_with for one in history.values()), default=0),
+    )
+
+
+def _missing(history: Mapping[int, _Known], wanted: Sequence[Migration]) -> Iterator[Migration]:
     """What is to be applied, once the history turns out to be one of ours."""
     newest = max(history, default=0)
-    if newest > len(wanted):
-        raise _newer(newest, len(wanted))
+    problem = _too_new(_schema(history), len(wanted)) if newest > len(wanted) else None
+    if problem is not None:
+        raise problem
     for migration in wanted[:newest]:
         applied = history.get(migration.version)
         if applied is None:
@@ -208,11 +275,11 @@ def _missing(history: dict[int, str], wanted: Sequence[Migration]) -> Iterator[M
                 f"migration {migration.label} is missing in the database although version {newest} "
                 "is there: restore the table rowlock.schema_migrations from a backup"
             )
-        if applied != migration.checksum:
+        if applied.checksum != migration.checksum:
             raise SchemaMismatch(
                 f"migration {migration.label} has changed since it was applied (checksum "
-                f"{migration.checksum[:12]}…, applied {applied[:12]}…): put the file back as it "
-                "was and write a new migration instead"
+                f"{migration.checksum[:12]}…, applied {applied.checksum[:12]}…): put the file back "
+                "as it was and write a new migration instead"
             )
     yield from wanted[newest:]
 
@@ -222,24 +289,26 @@ def _missing(history: dict[int, str], wanted: Sequence[Migration]) -> Iterator[M
 
 def _apply(db: AnyConnection, migration: Migration) -> Applied:
     began = time.monotonic()
-    for attempt in range(1, LOCK_ATTEMPTS + 1):
+    for attempt, lock_seconds in enumerate(LOCK_SECONDS, start=1):
         try:
             with _naming(migration):
-                _run(db, migration)
+                _run(db, migration, lock_seconds)
             break
         except pg.LockNotAvailable as problem:
-            # Between two attempts those who queued behind us get their turn.
-            if attempt == LOCK_ATTEMPTS:
+            if attempt == len(LOCK_SECONDS):
                 raise Refused(
-                    f"migration {migration.label} did not get its locks in {LOCK_ATTEMPTS} attempts "
-                    f"of {LOCK_TIMEOUT_SECONDS} s: end the long transactions that "
-                    "pg_stat_activity shows and run rowlock migrate again"
+                    f"migration {migration.label} did not get its locks in {attempt} attempts and "
+                    f"{time.monotonic() - began:.0f} s, and left nothing: end the long transactions "
+                    "that pg_stat_activity shows and run rowlock migrate again"
                 ) from problem
+            pause = PAUSE_SHARE * lock_seconds
             log.warning(
-                "migration %s waits for a lock",
+                "migration %s waits for a lock: trying again in %g s",
                 migration.label,
+                pause,
                 extra={"event": "migration_waits", "version": migration.version},
             )
+            time.sleep(pause)
     seconds = time.monotonic() - began
     log.info(
         "applied migration %s in %.2f s",
@@ -250,16 +319,17 @@ def _apply(db: AnyConnection, migration: Migration) -> Applied:
     return Applied(version=migration.version, name=migration.name, seconds=seconds)
 
 
-def _run(db: AnyConnection, migration: Migration) -> None:
+def _run(db: AnyConnection, migration: Migration, lock_seconds: float) -> None:
     if migration.in_transaction:
         with db.transaction():
-            _limit_waiting(db, "LOCAL")
+            _limit_waiting(db, "LOCAL", lock_seconds)
             # Without parameters the whole file goes as one script, $$ bodies and all.
             db.execute(migration.script)
             _record(db, migration)
         return
-    _limit_waiting(db, "SESSION")
+    _limit_waiting(db, "SESSION", CONCURRENTLY_SECONDS)
     try:
+        _drop_invalid_indexes(db)
         db.execute(migration.script)
     finally:
         db.execute("RESET lock_timeout")
@@ -267,8 +337,23 @@ def _run(db: AnyConnection, migration: Migration) -> None:
         _record(db, migration)
 
 
-def _limit_waiting(db: AnyConnection, scope: str) -> None:
-    db.execute(f"SET {scope} lock_timeout = '{LOCK_TIMEOUT_SECONDS}s'".encode())
+def _limit_waiting(db: AnyConnection, scope: str, seconds: float) -> None:
+    db.execute(f"SET {scope} lock_timeout = '{seconds * 1000:.0f}ms'".encode())
+
+
+def _drop_invalid_indexes(db: AnyConnection) -> None:
+    """Take away what an index that could not be built has left.
+
+    CREATE INDEX CONCURRENTLY leaves an invalid one when it fails, and IF NOT EXISTS would take that
+    for the index: nobody would ever see that it is not used.
+    """
+    found = db.execute(
+        "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_index i"
+        " JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = 'rowlock' AND NOT i.indisvalid"
+    ).fetchall()
+    for (index,) in found:
+        db.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {index}".encode())
 
 
 def _record(db: AnyConnection, migration: Migration) -> None:
@@ -277,8 +362,9 @@ def _record(db: AnyConnection, migration: Migration) -> None:
     table = resources.files("rowlock.db") / "sql" / "schema_migrations.sql"
     db.execute(table.read_bytes())
     db.execute(
-        "INSERT INTO rowlock.schema_migrations (version, name, checksum) VALUES (%s, %s, %s)",
-        [migration.version, migration.name, migration.checksum],
+        "INSERT INTO rowlock.schema_migrations (version, name, checksum, works_with)"
+        " VALUES (%s, %s, %s, %s)",
+        [migration.version, migration.name, migration.checksum, migration.works_with],
     )
     db.execute("RESET ROLE")
 

@@ -27,6 +27,7 @@ from rowlock.protocol.model import (
     Progress,
     Purged,
     Recovered,
+    Schema,
 )
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -136,8 +137,9 @@ class Store:
         executions: Iterable[UUID] = (),
     ) -> BeatAnswer:
         """Beat once. `executions` are those this node runs or drives, to hear when one ends."""
-        alive, claimable, adoptable, due, unrecovered, ended, peers, at = self._one(
-            "SELECT alive, claimable, adoptable, due, unrecovered, ended, peers, at"
+        alive, claimable, adoptable, due, unrecovered, ended, peers, at, *schema = self._one(
+            "SELECT alive, claimable, adoptable, due, unrecovered, ended, peers, at,"
+            " schema_version, schema_works_with"
             " FROM rowlock.beat(%s, %s, %s, %s, %s::uuid[])",
             (node, load, draining, json.dumps(list(orphans)), list(executions)),
         )
@@ -153,6 +155,7 @@ class Store:
                 for peer, beat, status in peers
             ),
             at=at,
+            schema=Schema(version=schema[0], works_with=schema[1]),
         )
 
     def mark_unreachable(self, observer: UUID, node: UUID, beat: int) -> bool:

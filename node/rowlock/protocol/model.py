@@ -61,6 +61,16 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """How new the database's schema is, and how old code may be to work with it."""
+
+    version: int
+    """That of the newest migration; 0 where there is no schema."""
+    works_with: int
+    """The lowest version that code must know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BeatAnswer:
     """The answer to a beat: levels, not events, so that a lost answer costs one beat."""
 
@@ -74,6 +84,7 @@ class BeatAnswer:
     peers: tuple[Peer, ...]
     at: datetime
     """The database's clock when it answered. Nothing is decided by it."""
+    schema: Schema
 
 
 class Recovered(NamedTuple):

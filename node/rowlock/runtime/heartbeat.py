@@ -74,7 +74,7 @@ class Heartbeat(threading.Thread):
         report: Callable[[], Report | None],
         is_turning: Callable[[], bool],
         on_look: Callable[[Look], None],
-        on_failure: Callable[[], None],
+        on_failure: Callable[[Exception], None],
         on_crash: Callable[[Exception], None],
         observe: Observe | None = None,
         rng: random.Random,
@@ -189,10 +189,11 @@ class Heartbeat(threading.Thread):
                 executions=report.executions,
             )
         except (psycopg.Error, Unavailable) as error:
-            self._link.failed(error)
-            self._mailbox.post(self._on_failure)
-            log.debug("beat failed: %s", error, extra={"event": "beat_failed"})
-            return error
+            failure = error
+            self._link.failed(failure)
+            self._mailbox.post(lambda: self._on_failure(failure))
+            log.debug("beat failed: %s", failure, extra={"event": "beat_failed"})
+            return failure
         finally:
             self._sent_at = None
         self._link.succeeded()

@@ -21,11 +21,19 @@ from types import FrameType
 from typing import Any, Final
 from uuid import UUID
 
+import psycopg
+
 import rowlock
 from rowlock.db.connect import is_pooled
-from rowlock.db.migrate import check
+from rowlock.db.migrate import check, refusal
 from rowlock.db.store import Store
-from rowlock.errors import RowlockError, SchemaBehind, Unavailable, UsageError
+from rowlock.errors import (
+    RowlockError,
+    SchemaAhead,
+    SchemaMismatch,
+    Unavailable,
+    UsageError,
+)
 from rowlock.protocol.model import Progress
 from rowlock.registry import Registry
 from rowlock.runtime import processes
@@ -103,6 +111,10 @@ class Node:
         self._looked_at: float | None = None
         self._frozen_since: float | None = None
         self._leave_by: float | None = None
+        self._unfit: SchemaMismatch | None = None
+        """Why this node waits for another schema, or for another release of itself."""
+        self._stands_aside = False
+        """It drains because of the schema, and not to leave."""
         self._report: Report | None = None
         self._follower: Follower | None = None
 
@@ -123,6 +135,10 @@ class Node:
 
     def drain(self) -> None:
         """Leave gracefully: claim nothing more, let work end or hand it back. Main thread only."""
+        self._stands_aside = False
+        self._drain()
+
+    def _drain(self) -> None:
         if self.host.draining:
             return
         self.host.draining = True
@@ -297,7 +313,7 @@ class Node:
         self._publish_if_due()
 
     def _obey_signals(self) -> None:
-        if self._signals == 1 and not self.host.draining:
+        if self._signals == 1:
             self.drain()
         elif self._signals > 1:
             self._left = True
@@ -347,11 +363,12 @@ class Node:
         if not self.host.draining or self._leaving:
             if self._leave_by is not None and now > self._leave_by:
                 log.warning("leaving without the database", extra={"event": "node_left"})
-                self._left = True
+                self._drained()
             return
         overdue = self._leave_by is not None and now > self._leave_by
         if not self.host.registered:
-            self._left = overdue or not self.attempts.load  # orphans may still end
+            if overdue or not self.attempts.load:  # orphans may still end
+                self._drained()
         elif overdue or (self.attempts.is_idle and not self.host.work.waiting):
             self._leaving = True
             self._leave_by = now + LEAVE_SECONDS_MAX
@@ -359,10 +376,22 @@ class Node:
             node_id = self.host.node_id
 
             def done(_left: bool) -> None:
-                self._left = True
                 log.info("left", extra={"event": "node_left", "node": str(node_id)})
+                if node_id == self.host.node_id:
+                    self._drained()
 
             self.host.work.tell(lambda store: store.deregister(node_id, "drained"), done)
+
+    def _drained(self) -> None:
+        """Nothing is held any more: end, unless it was for the schema's sake."""
+        if not self._stands_aside:
+            self._left = True
+        elif self.options.only_execution is not None:
+            self._fatal = self._unfit
+        else:
+            self._stands_aside = self._leaving = self.host.draining = False
+            self._leave_by = None
+            self._begin_anew()
 
     # -- being a member ------------------------------------------------------------------------
 
@@ -377,11 +406,17 @@ class Node:
                 check(store.connection)
             except Unavailable:
                 raise  # an outage of all times just now: repeated like any other operation
-            except SchemaBehind as error:
-                # Whoever installs or upgrades may start nodes before the migrations have run.
+            except SchemaMismatch as error:
+                # Only nodes of its own release could do more for an execution.
+                if isinstance(error, SchemaAhead) and options.only_execution is not None:
+                    return error
+                # Whoever installs or upgrades may start nodes before the migrations have run, or
+                # have old ones start again after them. To end would help nobody.
+                self._unfit = error
                 raise Unavailable(str(error)) from error
             except RowlockError as error:
                 return error
+            self._unfit = None
             if is_pooled(store.connection):
                 try:
                     check_work_database(self.settings.work_dsn or self.settings.dsn or "")
@@ -432,6 +467,10 @@ class Node:
             "this node was removed: AT_LEAST_ONCE work ends, registering anew",
             extra={"event": "node_was_removed", "node": str(self.host.node_id)},
         )
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """This incarnation is over; unless the node is on its way out, there is another."""
         self.host.registered = False
         self._report = None
         self._board.extend(0)
@@ -440,6 +479,21 @@ class Node:
         self.host.node_id = uuid.uuid4()
         if not self.host.draining:
             self._register()
+
+    def _stand_aside(self, problem: SchemaAhead) -> None:
+        """The schema went on without this code: hand everything back, then wait to be upgraded.
+
+        As far as the functions that hand it back are still there, which an order of upgrade as
+        documented makes sure of. A node that ended instead would be started again and again.
+        """
+        log.error(
+            "standing aside: %s",
+            problem,
+            extra={"event": "schema_ahead", "node": str(self.host.node_id)},
+        )
+        self._unfit = problem
+        self._stands_aside = True
+        self._drain()
 
     def _look(self, look: Look) -> None:
         metrics = self.host.metrics
@@ -456,6 +510,9 @@ class Node:
             self._removed()
             return
         self._looked_at = time.monotonic()
+        problem = refusal(answer.schema, "")
+        if isinstance(problem, SchemaAhead) and not self.host.draining:
+            self._stand_aside(problem)
         self._watch.look(look)
         # Never back to false: the answer may be older than a notification that came before it.
         if answer.claimable:
@@ -465,10 +522,17 @@ class Node:
             self.attempts.executions_ended(answer.ended, self._looked_at)
             self.masters.executions_ended(answer.ended)
 
-    def _look_failed(self) -> None:
+    def _look_failed(self, error: Exception) -> None:
         self.host.metrics.beat_failures.inc()
         self.host.metrics.database_up.set(0)
         self._watch.look_failed()
+        if isinstance(error, psycopg.errors.UndefinedFunction) and not self.host.draining:
+            # Not even a beat is left of the schema that this code knows.
+            self.host.work.ask(lambda store: check(store.connection), _ignore, self._checked)
+
+    def _checked(self, error: Exception) -> None:
+        if isinstance(error, SchemaAhead) and not self.host.draining:
+            self._stand_aside(error)
 
     def _progressed(self, execution: UUID, progress: Progress) -> None:
         if self._on_progress is not None:
@@ -549,6 +613,8 @@ class Node:
 
     def readyz(self) -> str | None:
         """None while this node is registered, hears the database and takes work."""
+        if self._unfit is not None:
+            return str(self._unfit)
         if not self.host.registered:
             return "not registered"
         if self.host.draining:
@@ -565,3 +631,7 @@ def _without_sessions(error: UsageError) -> UsageError:
     return UsageError(
         f"ROWLOCK_DSN leads through a pooler of transactions, so ctx.transaction() needs another way: {error}"
     )
+
+
+def _ignore(_answer: None) -> None:
+    pass

@@ -67,7 +67,9 @@ CREATE FUNCTION rowlock.beat(
     unrecovered boolean,  -- a removed node's claims are not all recovered yet
     ended uuid[],         -- of p_executions: those that no longer run (closing or over)
     peers jsonb,          -- [[node_id, beat, status], ...] of all other nodes not removed
-    at timestamptz        -- the database's clock, for people who wonder about a node's
+    at timestamptz,       -- the database's clock, for people who wonder about a node's
+    schema_version integer,     -- so that a node learns within a beat that the schema
+    schema_works_with integer   -- has gone on without it
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
@@ -84,7 +86,7 @@ BEGIN
     WHERE n.node_id = p_node AND n.status <> 'REMOVED'  -- guard: a removed incarnation never beats again
     FOR NO KEY UPDATE;
     IF NOT FOUND THEN
-        RETURN QUERY SELECT false, false, false, false, false, '{}'::uuid[], '[]'::jsonb, v_now;
+        RETURN QUERY SELECT false, false, false, false, false, '{}'::uuid[], '[]'::jsonb, v_now, 0, 0;
         RETURN;
     END IF;
     UPDATE batch_nodes n
@@ -126,7 +128,9 @@ BEGIN
                  OR e.status IN ('CLOSING', 'COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')),
         coalesce((SELECT jsonb_agg(jsonb_build_array(n.node_id, n.beat, n.status))
                   FROM batch_nodes n WHERE n.status <> 'REMOVED' AND n.node_id <> p_node), '[]'),
-        v_now;
+        v_now,
+        m.version, m.works_with
+    FROM (SELECT max(version) AS version, max(works_with) AS works_with FROM schema_migrations) m;
 END
 $$;
 
