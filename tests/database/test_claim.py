@@ -50,6 +50,35 @@ def test_eight_claimers_never_get_the_same_partition(scene: Scene) -> None:
         assert {row.id: (row.assigned_node, row.claim_token) for row in rows} == owners
 
 
+def test_one_row_that_twenty_claim_again_and_again_has_one_holder_at_a_time(scene: Scene) -> None:
+    """Who did not win gets nothing, whatever it read before: each claim is one answer to one claimer.
+
+    Reported as dbos-transact-py#742: losers of the compare-and-set run the body with what they had read.
+    """
+    rounds = 500
+    stores = [scene.a_store() for _ in range(20)]
+    nodes = [scene.a_node() for _ in stores]
+    run = scene.an_execution(1)
+    holding: list[int] = []
+    wins: list[UUID] = []
+
+    def claim_and_hand_back(n: int) -> None:
+        while len(wins) < rounds:
+            for claim in scene.claim(nodes[n], store=stores[n], seed=n):
+                holding.append(n)
+                wins.append(claim.token)
+                assert holding == [n], "somebody else holds it too"
+                holding.remove(n)
+                held = [(claim.id, claim.token)]
+                stores[n].release(nodes[n], held, unstarted=True)
+
+    at_once(*(lambda n=n: claim_and_hand_back(n) for n in range(20)))
+
+    row = scene.one("SELECT * FROM rowlock.batch_partitions WHERE execution_id = %s", run.id)
+    assert row.claims == len(wins) == len(set(wins)) >= rounds
+    assert (row.status, row.failures, row.lost) == ("PENDING", 0, 0)
+
+
 # -- who may claim -------------------------------------------------------------------------------
 
 

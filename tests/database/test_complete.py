@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from rowlock.protocol.model import Claim, Completion, Recovered
+from tests.support import oracles
 from tests.support.builders import Scene, at_once
 
 
@@ -200,10 +201,16 @@ def test_the_same_completions_on_two_connections_count_once(scene: Scene) -> Non
         assert all(scene.counted(run) == (6, 0, 0) for run in runs)
 
 
-def test_completions_and_the_reaper_agree_about_each_partition(scene: Scene) -> None:
-    """Each row is either completed by its holder or taken away, never both, and never counted twice."""
+def test_completions_and_the_reaper_agree_about_each_partition(alone: Scene) -> None:
+    """Each row is either completed by its holder or taken away, never both, and never counted twice; a row that
+    has ended never changes again.
+
+    Reported as river#1302 and raster-foundry#315: the reaper read the row before it was completed, and wrote after.
+    """
+    scene = alone
+    oracles.watch(scene)
     completing, reaping = scene.a_store(), scene.a_store()
-    for _ in range(20):
+    for _ in range(60):
         run = scene.an_execution(8)
         node = scene.a_node(slots=8)
         claims = [one for one in scene.claim(node, slots=8) if one.execution_id == run.id]

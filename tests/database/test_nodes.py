@@ -310,7 +310,8 @@ def test_a_completion_that_commits_beside_the_removal_stands(scene: Scene) -> No
 
 
 def test_claims_of_an_owner_that_has_no_row_are_recovered(alone: Scene) -> None:
-    """Its row may be gone by a restore, a purge or a person: the recovery does not need it."""
+    """Its row may be gone by a restore, a purge or a person: the recovery does not need it. (Reported as
+    procrastinate#1518 and solid_queue#542.)"""
     node, claim = alone.a_claim()
     _, started = alone.a_claim(node, delivery=AT_MOST_ONCE)
     alone.admin.execute("DELETE FROM rowlock.batch_nodes WHERE node_id = %s", [node])
@@ -355,6 +356,42 @@ def test_two_passes_that_meet_share_the_work_without_waiting(alone: Scene) -> No
 
     assert sum(share.failed for share in shares) == 18
     assert all(alone.counted(run) == (0, 6, 0) for run in runs)
+
+
+def test_each_lost_attempt_is_recovered_once_whoever_looks_and_how_often(alone: Scene) -> None:
+    """Several nodes remove the same dead node and look again and again, while somebody holds some of its rows:
+    as many rows are moved and reported as it held, and each has one loss and one event.
+
+    Reported as airflow#51969: one dead unit is detected again and again, and callbacks and counters with it.
+    """
+    held = 100
+    node = alone.a_node(slots=held)
+    run = alone.an_execution(held)
+    claims = alone.claim(node, slots=held)
+    alone.suspect(node)
+    beat = alone.beat_of(node)
+    stores = [alone.a_store() for _ in range(4)]
+    some = [claim.id for claim in claims[::3]]
+
+    def look(store: Store) -> int:
+        _, found = store.remove_node(uuid4(), node, beat)
+        moved = found.moved
+        for _ in range(5):
+            moved += store.recover(uuid4()).moved
+        return moved
+
+    with alone.held("SELECT FROM rowlock.batch_partitions WHERE id = ANY (%s) FOR UPDATE", some):
+        first = sum(at_once(*(lambda s=s: look(s) for s in stores)))
+    second = sum(at_once(*(lambda s=s: look(s) for s in stores)))
+
+    assert (first, second) == (held - len(some), len(some))
+    rows = alone.all(
+        "SELECT p.status, p.lost, count(v.id) AS events FROM rowlock.batch_partitions p"
+        " LEFT JOIN rowlock.batch_events v ON v.partition_id = p.id AND v.event = 'partition_recovered'"
+        " WHERE p.execution_id = %s GROUP BY p.id",
+        run.id,
+    )
+    assert [tuple(row) for row in rows] == [("PENDING", 1, 1)] * held
 
 
 # -- poison ------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """Claims: who runs what, how much at a time, and what is never begun."""
 
+import signal
+
 from tests.support.fault_jobs import parts, step
 from tests.support.fleet import Fleet, eventually
+from tests.support.supervisor import state
 
 # Lets a session of a certain name wait in its claim, at a lock that the test holds. A policy for
 # updates is asked when the statement that locks the rows has its snapshot, and has not locked them.
@@ -82,11 +85,91 @@ def test_a_node_whose_claim_came_too_late_begins_nothing(fleet: Fleet) -> None:
     assert fleet.partition("p0").claims == 1
 
 
+def test_a_node_that_slept_before_or_after_its_claim_begins_nothing_when_it_wakes(
+    fleet: Fleet,
+) -> None:
+    """One node stands still when it has decided to claim and has not asked yet; another when its claim is
+    committed and it has not read the answer. Both are removed meanwhile. The one claims nothing as whom it was,
+    the other does not begin with what it had: both begin anew.
+
+    Reported as ShedLock#132 (an expiry from a *now* before the pause: two holders) and solid_queue#455 (work is
+    claimed by a node that was already declared dead).
+    """
+    before = fleet.node("before", pool="b", failpoint="claim:before:stop@1")
+    after = fleet.node("after", pool="a", failpoint="claim:after:stop@1")
+    asleep = [before, after]
+    runs = [
+        fleet.request(parts=parts(1, prefix="b"), pool="b"),
+        fleet.request(parts=parts(1, prefix="a"), pool="a"),
+    ]
+    eventually(lambda: all(state(node.process) == "T" for node in asleep), "both stand still")
+    first = [node.incarnation for node in asleep]
+    fleet.node("peer", pool="elsewhere")
+    eventually(
+        lambda: {event.node_id for event in fleet.db_events("node_removed")} == set(first),
+        "both are removed",
+    )
+    assert not fleet.ledger().of("start")
+
+    for node in asleep:
+        node.cont()
+
+    for node in asleep:
+        node.wait_registered(2)
+    for run in runs:
+        fleet.wait(run)
+    assert [(s.node, s.attempt) for s in fleet.ledger().starts("b0")] == [("before", 1)]
+    assert [(s.node, s.attempt) for s in fleet.ledger().starts("a0")] == [("after", 2)]
+    assert fleet.partition("b0").assigned_node == before.incarnation != first[0]
+    assert fleet.partition("a0").assigned_node == after.incarnation != first[1]
+
+
+def test_two_nodes_of_one_name_leave_each_other_alone(fleet: Fleet) -> None:
+    """A name is for people. Two nodes have the same one, as when a rolling restart overlaps or an environment
+    was copied: neither takes the other's work, and one that is told to leave claims nothing more. One that takes
+    the place of a killed one under its name begins without its work, and does not keep its claims alive.
+
+    Reported as dbos-transact-py#804, quartznet#703 and #3436, procrastinate#1518, oban#862.
+    """
+    leaving, killed = (fleet.node("twin", slots=2, drain_seconds=60) for _ in range(2))
+    held = fleet.request(parts=parts(4, step("wait", fleet.path("go")), prefix="held"))
+    eventually(lambda: len(fleet.ledger().of("start")) == 4, "each runs two")
+    assert leaving.incarnation != killed.incarnation
+    assert [fleet.most_claimed(node) for node in (leaving, killed)] == [2, 2]
+
+    leaving.kill(signal.SIGTERM)
+    leaving.wait_event("node_draining")
+    of_killed = fleet.rows(
+        "SELECT partition_key AS key FROM rowlock.batch_partitions WHERE assigned_node = %s",
+        killed.incarnation,
+    )
+    killed.crash()
+    heir = fleet.node("twin", slots=4)
+    more = fleet.request(parts=parts(20, prefix="more"))
+    fleet.wait(more)
+    for row in of_killed:
+        fleet.wait_started(row.key, 2)
+    fleet.open("go")
+    fleet.wait(held)
+
+    leaving.wait_gone()
+    taken = fleet.rows(
+        "SELECT DISTINCT node FROM fleet.transitions WHERE key ^@ 'more' AND became = 'CLAIMED'"
+    )
+    assert [row.node for row in taken] == [heir.incarnation]
+    repeated = {row.partition_key for row in fleet.rows_of(held) if row.claims > 1}
+    assert repeated == {row.key for row in of_killed}
+    assert [event.node_id for event in fleet.db_events("node_removed")] == [killed.incarnation]
+
+
 def test_a_node_never_holds_more_than_its_slots_and_one_that_joins_gets_work_at_once(
     fleet: Fleet,
 ) -> None:
     """Hundreds of partitions that take time, one node, then a second. (A system that hands work out
-    ahead leaves nothing for the second one.)"""
+    ahead leaves nothing for the second one.)
+
+    Reported as kombu#337, celery#5306 and #2599: what was fetched ahead expires unstarted, and is delivered again.
+    """
     one = fleet.node("one", slots=3)
     run = fleet.request(parts=parts(300, step("wait", fleet.path("go"))))
     eventually(lambda: len(fleet.ledger().of("start")) == 3, "all slots of the first are busy")
@@ -103,6 +186,7 @@ def test_a_node_never_holds_more_than_its_slots_and_one_that_joins_gets_work_at_
     assert fleet.most_claimed(two) == 2
     fleet.open("go")
     fleet.wait(run)
+    assert {row.claims for row in fleet.rows_of(run)} == {1}
 
 
 def test_a_node_claims_no_partition_of_a_job_or_contract_that_it_does_not_have(

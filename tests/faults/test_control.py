@@ -23,6 +23,16 @@ def set_limits(fleet: Fleet, execution: UUID, **changes: float | None) -> None:
         assert store.set_limits(execution, changes, "a test", None) == "changed"
 
 
+def owners(fleet: Fleet) -> list[str]:
+    """The names of the nodes that hold claims, those with much lost work first."""
+    found = fleet.rows(
+        "SELECT n.name FROM rowlock.batch_partitions p"
+        " JOIN rowlock.batch_nodes n ON n.node_id = p.assigned_node WHERE p.status = 'CLAIMED'"
+        " ORDER BY p.claims DESC, p.id"
+    )
+    return [row.name for row in found]
+
+
 def holds_at(fleet: Fleet, execution: UUID, nodes: list[NodeProcess], limit: int) -> None:
     """As many partitions are claimed as allowed, and no more, whatever the nodes try."""
     eventually(lambda: claimed(fleet, execution) == limit, f"{limit} are claimed")
@@ -81,6 +91,39 @@ def test_a_limit_holds_and_follows_what_it_is_set_to(fleet: Fleet) -> None:
     )
     assert held[0].most <= 2
     assert {one.claims for one in fleet.rows_of(run)} == {1}
+
+
+def test_a_limit_holds_and_is_given_back_when_owners_are_killed(fleet: Fleet) -> None:
+    """Two executions with limits of 1 and 2, and three times the owner of a claim dies by kill -9: the limits are
+    never exceeded, and the claims of the dead do not use them up.
+
+    Reported as pgqueuer#475: claims of a crashed worker count for ever, and nothing is picked again.
+    """
+    nodes = {node.name: node for node in (fleet.node(f"n{n}", slots=2) for n in range(3))}
+    slow = step("wait", fleet.path("go"))
+    runs = {
+        limit: fleet.request(
+            parts=parts(6, slow, prefix=f"of{limit}-"),
+            options={"parallelism": limit},
+            max_attempts=100,
+        )
+        for limit in (1, 2)
+    }
+    for _ in range(3):
+        eventually(
+            lambda: sum(claimed(fleet, run) for run in runs.values()) == 3, "all limits are used"
+        )
+        owner = owners(fleet)[0]
+        nodes.pop(owner).kill()
+        fresh = fleet.node(f"n{len(fleet.members)}", slots=2)
+        nodes[fresh.name] = fresh
+        eventually(lambda: owner not in owners(fleet), "its claims are recovered")  # noqa: B023
+    fleet.open("go")
+
+    for limit, run in runs.items():
+        fleet.wait(run)
+        assert fleet.most_claimed_of(run) == limit
+    assert fleet.value("SELECT sum(lost) FROM rowlock.batch_partitions") >= 3
 
 
 def test_a_priority_that_is_raised_counts_from_the_next_claim_on(fleet: Fleet) -> None:

@@ -1,6 +1,7 @@
 """Crashes of nodes: what was running is run again, or is known to be unknown, and nothing is left."""
 
 import signal
+import time
 
 from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, eventually
@@ -80,6 +81,63 @@ def test_a_claim_of_a_node_that_died_before_the_first_statement_is_recovered(fle
     assert not fleet.ledger().starts("o0")
     lost = fleet.partition("o0")
     assert (lost.status, lost.claims, lost.last_error["outcome"]) == ("FAILED", 1, "unknown")
+
+
+def test_claims_of_a_node_whose_row_was_deleted_by_hand_are_recovered(fleet: Fleet) -> None:
+    """A killed node's row is pruned by somebody before anybody has recovered its claims. They are found without
+    it: AT_LEAST_ONCE work runs elsewhere, AT_MOST_ONCE work that was begun is FAILED.
+
+    Reported as procrastinate#1518 and solid_queue#542: a recovery that joins on the row never finds them.
+    """
+    one = fleet.node("one", slots=2)
+    wait = step("wait", fleet.path("go"))
+    work = fleet.request(parts=[part("a", wait)])
+    once = fleet.request("fault.once", parts=[part("o", wait)])
+    for key in ("a", "o"):
+        fleet.wait_started(key)
+    one.crash()
+    deleted = fleet.rows(
+        "DELETE FROM rowlock.batch_nodes WHERE node_id = %s RETURNING 1", one.incarnation
+    )
+    assert len(deleted) == 1
+    fleet.open("go")
+
+    fleet.node("two")
+
+    fleet.wait(work)
+    fleet.wait(once, "FAILED")
+    assert [start.node for start in fleet.ledger().starts("a")] == ["one", "two"]
+    assert [start.node for start in fleet.ledger().starts("o")] == ["one"]
+    assert fleet.partition("o").last_error["outcome"] == "unknown"
+    assert not fleet.db_events("node_removed")
+
+
+def test_work_is_taken_over_for_silence_and_not_for_taking_long(fleet: Fleet) -> None:
+    """Two partitions begin together, each on a node of its own. One node is killed: its work is back when the
+    silence has lasted for the removal, and a moment more. The other's partition lasts for three times as long,
+    and is nobody else's.
+
+    Reported as hexpm PR#1825, river#682 and #773, graphile-worker#204, pgqueuer#430: recovery by elapsed time
+    runs long work twice, or lets crashed work wait for hours.
+    """
+    removal = float(fleet.settings["unreachable_seconds"])
+    removal += float(fleet.settings["removal_grace_seconds"])
+    nodes = {node.name: node for node in (fleet.node("one"), fleet.node("two"))}
+    run = fleet.request(parts=parts(2, step("wait", fleet.path("go"), attempts=[1])))
+    killed, long = (fleet.wait_started(key) for key in ("p0", "p1"))
+    fleet.node("three")
+
+    nodes[killed.node].kill()
+    died = time.monotonic()
+    again = fleet.wait_started(killed.key, 2)
+    wait_until(lambda: time.monotonic() > died + 3 * removal, seconds=60)
+    fleet.open("go")
+
+    fleet.wait(run)
+    assert again.node == "three"
+    assert again.at - died < 4 * removal
+    assert [start.node for start in fleet.ledger().starts(long.key)] == [long.node]
+    assert fleet.partition(long.key).claims == 1
 
 
 def test_nothing_survives_a_killed_supervisor(fleet: Fleet) -> None:

@@ -244,3 +244,54 @@ def test_a_row_that_somebody_else_locks_for_long_costs_no_node_and_holds_up_no_o
     assert len(one.incarnations) == 1
     assert not fleet.db_events("node_removed")
     assert one.metric("rowlock_lease_ends_total") == 0
+
+
+def test_a_result_that_is_the_victim_of_a_deadlock_is_sent_again(fleet: Fleet) -> None:
+    """rowlock's own statements never deadlock; somebody else's may, with them. A session locks a partition, and
+    when the completion waits for it asks for the node's row, which the completion holds: the server ends the
+    completion. It is sent again, and nothing is lost or run twice.
+
+    Reported as kestra PR#9096, durable-workflow#408, hatchet PR#241, pg-boss#832.
+    """
+    tries = fleet.deadlocks_max = 10
+    fleet.rows(
+        "DO $$ BEGIN EXECUTE"
+        " format('ALTER DATABASE %I SET deadlock_timeout = 500', current_database()); END $$"
+    )
+    one = fleet.node(
+        "one", beat_seconds=2, unreachable_seconds=20, removal_grace_seconds=10, poll_seconds=2
+    )
+    found = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+
+    def get_in_the_way(key: str) -> None:
+        run = fleet.request(parts=[part(key, step("wait", fleet.path(key)))])
+        fleet.wait_started(key)
+        with fleet.database.connect(autocommit=False) as other:
+            other.execute("SET LOCAL deadlock_timeout = '1h'")
+            other.execute(
+                "SELECT FROM rowlock.batch_partitions WHERE partition_key = %s FOR UPDATE", [key]
+            )
+            fleet.open(key)
+            eventually(
+                lambda: fleet.rows(
+                    "SELECT FROM pg_stat_activity WHERE application_name = 'rowlock node one'"
+                    " AND wait_event_type = 'Lock' AND query LIKE '%rowlock.complete(%'"
+                ),
+                "the completion waits",
+            )
+            other.execute(
+                "SELECT FROM rowlock.batch_nodes WHERE node_id = %s FOR UPDATE", [one.incarnation]
+            )
+            other.rollback()
+        fleet.wait(run)
+        assert fleet.partition(key).claims == 1
+
+    for number in range(tries):  # the server looks for a deadlock once, half a second into a wait
+        get_in_the_way(f"p{number}")
+        if fleet.value(found):
+            break
+
+    assert fleet.value(found) >= 1
+    assert len(one.incarnations) == 1
+    starts = [start.key for start in fleet.ledger().of("start")]
+    assert len(starts) == len(set(starts))

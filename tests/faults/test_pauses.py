@@ -4,7 +4,7 @@ import signal
 import time
 from uuid import uuid4
 
-from tests.support.fault_jobs import part, step
+from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import TIMES, Fleet, eventually
 from tests.support.supervisor import send, state
 from tests.support.waiting import wait_until
@@ -53,6 +53,84 @@ def test_a_node_that_slept_past_its_removal_changes_nothing_and_begins_anew(flee
         "REMOVED"
     )
     assert [event.node_id for event in fleet.db_events("node_removed")] == [first]
+
+
+def test_nothing_that_a_node_writes_after_three_graces_of_sleep_counts_and_it_works_on(
+    fleet: Fleet,
+) -> None:
+    """A node with four attempts sleeps for three removal graces, among them holders of open transactions.
+    Another node has all four by one removal. Then the sleeper's executors wake first: a result, a checkpoint, a
+    COMMIT and a COMMIT that the author sends himself, all too late. Each changes nothing, is counted and
+    logged, and within two beats of its waking the node works again, as a new incarnation.
+
+    Reported as solid_queue#589, db-scheduler#402, quartz-scheduler#469, quartznet#703: the unit ends done and
+    failed, or is done twice.
+    """
+    go, again = fleet.path("go"), fleet.path("again")
+    first, second = [1], [2]
+    one = fleet.node("one", slots=4)
+    run = fleet.request(
+        parts=[
+            part("ends", step("wait", go, attempts=first), step("wait", again, attempts=second)),
+            part("saves", step("steps_with_saves", {"count": 2, "hold": {"2": go}})),
+            part(
+                "rows",
+                step("rows_then_wait", go, attempts=first),
+                step("rows_then_wait", again, attempts=second),
+            ),
+            part(
+                "commits",
+                step("commit_by_hand", go, attempts=first),
+                step("commit_by_hand", again, attempts=second),
+            ),
+        ]
+    )
+    fleet.wait_ledger("held", "saves")
+    fleet.wait_started("ends")
+    for key in ("rows", "commits"):
+        fleet.wait_ledger("in_transaction", key)
+    fleet.node("two", slots=4)
+
+    one.pause()
+    asleep = time.monotonic()
+    for key in ("ends", "rows", "commits", "saves"):
+        fleet.wait_started(key, 2)
+    (removal,) = fleet.db_events("node_removed")
+    recovered = fleet.rows(
+        "SELECT at FROM fleet.transitions WHERE was = 'CLAIMED' AND became = 'PENDING'"
+    )
+    assert len(recovered) == 4
+    assert max(abs((row.at - removal.at).total_seconds()) for row in recovered) < 1.0
+    more = fleet.request(parts=parts(4, step("wait", again), prefix="more"))
+    three_graces = 3 * float(fleet.settings["removal_grace_seconds"])
+    wait_until(lambda: time.monotonic() > asleep + three_graces)
+    held = {key: fleet.partition(key) for key in ("ends", "rows", "commits")}
+    fleet.open("go")
+    for process in one.executors():
+        send(process, signal.SIGCONT)
+    fleet.wait_ledger("end", "ends")
+    one.resume()
+
+    one.wait_registered(2)
+    eventually(lambda: fleet.most_claimed(one) > 0, "it works again")
+    late = {"ends", "saves", "rows", "commits"}
+    eventually(
+        lambda: {line["partition"] for line in one.events("write_fenced")} == late,
+        "every late write is logged",
+    )
+    assert one.metric("rowlock_fenced_writes_total") >= len(late)
+    assert {key: fleet.partition(key) for key in held} == held, "the new owner is not disturbed"
+    claimed = fleet.value(
+        "SELECT min(beat) FROM fleet.transitions WHERE node = %s AND became = 'CLAIMED'",
+        one.incarnation,
+    )
+    assert claimed <= 2, "within two beats of its new incarnation"
+    fleet.open("again")
+    for execution in (run, more):
+        fleet.wait(execution)
+    written = fleet.rows("SELECT key, node, attempt FROM fleet.effects ORDER BY key")
+    assert [tuple(row) for row in written] == [("commits", "two", 2), ("rows", "two", 2)]
+    assert {fleet.partition(key).claims for key in late} == {2}
 
 
 def test_a_partition_that_came_back_to_its_first_node_is_not_completed_by_the_old_attempt(

@@ -4,6 +4,8 @@ import random
 import signal
 import time
 
+import pytest
+
 from tests.support.fault_jobs import part, step
 from tests.support.fleet import Fleet, NodeProcess, eventually
 from tests.support.supervisor import send
@@ -58,3 +60,33 @@ def kill_one(fleet: Fleet, nodes: list[NodeProcess], rng: random.Random, *, whol
         return
     for process in nodes[at].executors()[:1]:
         send(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("form", ["whole", "chunked"])
+def test_a_process_that_dies_around_its_commit_leaves_all_of_it_or_nothing(
+    fleet: Fleet, form: str
+) -> None:
+    """An executor dies just before its first COMMIT, its successor just after the one that follows: the rows and
+    what says that they are there (the completion, or the checkpoint) stand or fall together. An effect
+    elsewhere is repeated, under the same idempotency key.
+
+    Reported as term-llm PR#840 and agenda PR#1346: the work is done, and its final status is not written.
+    """
+    points = f"commit:before:kill={fleet.path('before')};commit:after:kill={fleet.path('after')}"
+    fleet.node("one", failpoint=points)
+    work = step("rows", 4) if form == "whole" else step("chunks", {"items": 4, "size": 2})
+    run = fleet.request(parts=[part("a", step("effect", "paid"), work)])
+
+    fleet.wait(run)
+
+    written = fleet.rows("SELECT item, attempt FROM fleet.effects ORDER BY item")
+    row = fleet.partition("a")
+    if form == "whole":  # the COMMIT of the second attempt was its completion
+        assert [tuple(one) for one in written] == [(n, 2) for n in range(4)]
+        assert row.claims == 2
+    else:
+        assert [tuple(one) for one in written] == [(1, 2), (2, 2), (3, 3), (4, 3)]
+        assert row.claims == 3
+    effects = fleet.ledger().of("effect", "a")
+    assert len(effects) == row.claims
+    assert len({effect.more["idempotency_key"] for effect in effects}) == 1

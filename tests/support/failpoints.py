@@ -12,7 +12,8 @@ A point is `PLACE:WHEN:ACTION`; several stand with a `;` between them.
 - ACTION: `kill` (this process), `kill_node` (its supervisor, in an executor), `stop` (SIGSTOP), `sleep=SECONDS`,
   `wait=PATH` (until the file exists), `cut` (the connection is lost; before or after makes the difference),
   `note` (nothing but the line in the log).
-  With `@N` at the end only the N-th time.
+  With `@N` at the end only the N-th time that this process comes by; `kill=PATH` and `kill_node=PATH` only for
+  the first process that can make that file.
 
 A process that reaches one logs the event `failpoint` first.
 """
@@ -76,17 +77,15 @@ class Failpoint:
         known = {*CLAIMS_AND_RESULTS, *store_methods(), *IN_EXECUTORS}
         if place not in known or when not in get_args(When) or action not in _ACTIONS:
             raise ValueError(f"no failpoint: {text}")
-        if bool(value) != (action in _WITH_VALUE):
-            raise ValueError(
-                f"{action} takes {'a' if action in _WITH_VALUE else 'no'} value: {text}"
-            )
+        if action in _WITH_VALUE and not value:
+            raise ValueError(f"{action} takes a value: {text}")
         return cls(place, when, action, value, int(only) if only else None)
 
     def reach(self, connection: psycopg.Connection[Any] | None) -> None:
         """Act, if it is the time for it."""
         with self.lock:
             self.passed += 1
-            if self.only not in {None, self.passed}:
+            if self.only not in {None, self.passed} or not self._is_first():
                 return
         log.warning("%s:%s", self.place, self.when, extra={"event": "failpoint", **self._facts()})
         match self.action:
@@ -108,6 +107,15 @@ class Failpoint:
                 if connection is not None:
                     connection.close()
                 raise psycopg.OperationalError("the connection was lost at a failpoint")
+
+    def _is_first(self) -> bool:
+        if self.action not in {"kill", "kill_node"} or not self.value:
+            return True
+        try:
+            Path(self.value).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
     def _facts(self) -> dict[str, object]:
         return {"place": self.place, "when": self.when, "action": self.action}

@@ -310,6 +310,15 @@ class Acts:
             self._ledger.write("in_transaction")
             self.wait(path)
 
+    def commit_by_hand(self, path: str) -> None:
+        """The same, and a COMMIT that the author sends in the first attempt."""
+        with self.ctx.transaction() as db:
+            self._insert(db, 0)
+            self._ledger.write("in_transaction")
+            self.wait(path)
+            if self.ctx.attempt == 1:
+                db.execute("COMMIT")
+
     def locked_rows(self, path: str) -> None:
         """A transaction that first takes a lock which every attempt needs, and in the first attempt
         keeps it until a file appears."""

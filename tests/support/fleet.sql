@@ -22,6 +22,7 @@ CREATE TABLE fleet.transitions (
     node    uuid,
     token   uuid,
     claims  integer NOT NULL,
+    beat    bigint,  -- of the node, when it claimed
     at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
@@ -30,7 +31,14 @@ CREATE SEQUENCE fleet.violations;
 CREATE FUNCTION fleet.watch_partition() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    claimed boolean := NEW.claims > OLD.claims;
+    beat_then bigint;
 BEGIN
+    IF claimed THEN
+        SELECT n.beat INTO beat_then FROM rowlock.batch_nodes n
+         WHERE n.node_id = NEW.assigned_node AND n.status = 'ACTIVE';
+    END IF;
     IF OLD.status IN ('COMPLETED', 'FAILED', 'CANCELLED')
        -- A person's word stands beside the row, and changes nothing of it.
        AND to_jsonb(OLD) - 'resolution' <> to_jsonb(NEW) - 'resolution' THEN
@@ -38,20 +46,18 @@ BEGIN
         RAISE EXCEPTION 'violation: partition % is % and was to be changed: % -> %',
             OLD.partition_key, OLD.status, OLD, NEW;
     ELSIF NEW.claims < OLD.claims OR NEW.failures < OLD.failures OR NEW.lost < OLD.lost
-       OR (NEW.claim_token IS DISTINCT FROM OLD.claim_token) <> (NEW.claims > OLD.claims) THEN
+       OR (NEW.claim_token IS DISTINCT FROM OLD.claim_token) <> claimed THEN
         PERFORM nextval('fleet.violations');
         RAISE EXCEPTION 'violation: counters of partition % went wrong: % -> %',
             OLD.partition_key, OLD, NEW;
-    ELSIF NEW.claims > OLD.claims
-          AND NOT EXISTS (SELECT FROM rowlock.batch_nodes n
-                           WHERE n.node_id = NEW.assigned_node AND n.status = 'ACTIVE') THEN
+    ELSIF claimed AND beat_then IS NULL THEN
         PERFORM nextval('fleet.violations');
         RAISE EXCEPTION 'violation: partition % was claimed by a node that is not active: % -> %',
             OLD.partition_key, OLD, NEW;
     ELSIF OLD.status <> NEW.status THEN
-        INSERT INTO fleet.transitions (execution_id, key, was, became, node, token, claims)
+        INSERT INTO fleet.transitions (execution_id, key, was, became, node, token, claims, beat)
         VALUES (OLD.execution_id, OLD.partition_key, OLD.status, NEW.status,
-                coalesce(NEW.assigned_node, OLD.assigned_node), NEW.claim_token, NEW.claims);
+                coalesce(NEW.assigned_node, OLD.assigned_node), NEW.claim_token, NEW.claims, beat_then);
     END IF;
     RETURN NEW;
 END

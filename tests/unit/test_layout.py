@@ -52,6 +52,25 @@ def test_operator_is_the_standard_library() -> None:
     assert seen == operator.__file__
 
 
+WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "gmtime", "localtime", "fromtimestamp"}
+
+
+def test_no_wall_clock_of_a_node_takes_part_in_coordination() -> None:
+    """All times in the database are the database's, taken in the statement that needs them; a node measures
+    durations by its monotonic clock. (Reported as ShedLock#132 and #231, quartznet PR#3515: an expiry from a clock
+    that was read before a pause, or on another machine.)"""
+    read = [
+        (path.name, node.lineno)
+        for part in ("protocol", "db", "runtime")
+        for path in (ROOT / "node" / "rowlock" / part).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in WALL_CLOCKS
+        if isinstance(node.value, ast.Name) and node.value.id in {"time", "datetime", "date"}
+    ]
+    assert [name for name, _ in read] == ["heartbeat.py"], "which only shows how far it is off"
+    assert "datetime" not in (ROOT / "node" / "rowlock" / "db" / "store.py").read_text()
+
+
 def test_packages_hold_no_tests() -> None:
     # pytest would put a fake `operator` into sys.modules for a test below operator/.
     strays = [

@@ -97,6 +97,8 @@ def test_every_mistake_is_listed_at_once() -> None:
     ],
 )
 def test_a_wrong_setting_is_named_with_its_remedy(env: dict[str, str], problem: str) -> None:
+    """Reported as pgqueuer#430 and #323, airflow#16573: a heartbeat and a threshold that do not fit together are
+    taken, and healthy long work is picked a second time."""
     assert problems_of(env) == [problem]
 
 
