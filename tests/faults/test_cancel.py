@@ -7,9 +7,10 @@ from tests.support.fleet import Fleet
 
 
 def test_a_cancel_takes_what_waits_at_once_and_ends_when_the_last_attempt_has(fleet: Fleet) -> None:
-    """What is PENDING is CANCELLED when the cancel answers. An attempt that stops when asked leaves
-    CANCELLED; one that comes to its end in time is COMPLETED, which makes the execution no success:
-    it is CANCELLED, without finish(), and the launch exits 3."""
+    """What is PENDING is CANCELLED when the cancel answers. An attempt that stops when asked leaves CANCELLED; one
+    that comes to its end in time is COMPLETED, which makes the execution no success: it is CANCELLED, without
+    finish(), and the launch exits 3. (A cancel that running units do not hear of, or a late result that overwrites
+    it: reported as OCA/queue PR#773, bcda-app PR#653, pgqueuer#87.)"""
     fleet.node("one", slots=2, cancel_seconds=30)
     launch = fleet.launch(
         "fault.summed",

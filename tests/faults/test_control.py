@@ -193,7 +193,8 @@ def test_a_cancelled_attempt_hears_of_it_within_a_poll_and_is_killed_if_it_does_
     fleet: Fleet,
 ) -> None:
     """One looks at should_stop, one saves a checkpoint, one is deaf: the first two stop by themselves, the last is
-    killed after the cancel time and no later than a little after it. None of them is run again."""
+    killed after the cancel time and no later than a little after it. None of them is run again. (Reported as
+    sourcegraph PR#56365, CartoDB-SQL-API#293.)"""
     cancel_seconds = 2.0
     node = fleet.node("one", slots=3, cancel_seconds=cancel_seconds)
     fleet.warm_up(node)

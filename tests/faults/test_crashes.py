@@ -164,8 +164,9 @@ def test_nothing_survives_a_killed_supervisor(fleet: Fleet) -> None:
 
 
 def test_a_dead_executor_costs_its_attempt_and_nothing_else(fleet: Fleet) -> None:
-    """A segmentation fault, an exit from native code, the kernel's answer to a lack of memory: each
-    costs the attempt one failure, the node and its other attempts nothing."""
+    """A segmentation fault, an exit from native code, the kernel's answer to a lack of memory: each costs the
+    attempt one failure, the node and its other attempts nothing. (The parent goes on with less capacity, and the
+    unit waits for a death that never comes, elsewhere: reported as solid_queue#751, tasktiger PR#335.)"""
     one = fleet.node("one", slots=2)
     held = fleet.request(parts=[part("neighbour", step("wait", fleet.path("go")))])
     fleet.wait_started("neighbour")
@@ -219,9 +220,9 @@ def test_a_dead_executor_before_the_word_go_hands_once_work_back_and_after_it_fa
 
 
 def test_a_time_out_ends_one_attempt_with_all_it_has_started(fleet: Fleet) -> None:
-    """The executor and its grandchildren are killed, the attempt counts as failed and is tried again;
-    an attempt beside it, without a time-out, is not disturbed. AT_MOST_ONCE work that is cut off is
-    FAILED, its outcome unknown."""
+    """The executor and its grandchildren are killed, the attempt counts as failed and is tried again; an attempt
+    beside it, without a time-out, is not disturbed. AT_MOST_ONCE work that is cut off is FAILED, its outcome
+    unknown. (Reported as db-scheduler#115, river#1258, rq#1516.)"""
     one = fleet.node("one", slots=2)
     held = fleet.request(parts=[part("neighbour", step("wait", fleet.path("go")))])
     fleet.wait_started("neighbour")

@@ -7,9 +7,10 @@ from tests.support.fleet import TERMINAL, Fleet, NodeProcess, eventually
 
 
 def test_a_partition_that_kills_its_node_is_given_up_after_its_attempts(fleet: Fleet) -> None:
-    """Each attempt at the poison kills the node that makes it, and a fresh one takes its place, as
-    Kubernetes does. After max_attempts such deaths the partition is FAILED as poison; the others
-    complete, the last time the poison ran there was nothing beside it, and no neighbour is blamed."""
+    """Each attempt at the poison kills the node that makes it, and a fresh one takes its place, as Kubernetes does.
+    After max_attempts such deaths the partition is FAILED as poison; the others complete, the last time the poison
+    ran there was nothing beside it, and no neighbour is blamed. (Redelivered for ever elsewhere, one worker after
+    the other: reported as sidekiq#3400, activepieces#15130, OasisPlatform PR#975.)"""
     nodes: list[NodeProcess] = [fleet.node(f"node-{n}", slots=2) for n in range(2)]
     run = fleet.request(
         parts=[
