@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
+
+import pytest
 
 from rowlock.runtime import processes
 from tests.support.fault_jobs import part, parts, step
@@ -153,3 +156,45 @@ def test_a_process_that_has_used_up_its_files_runs_nothing_more(fleet: Fleet) ->
     assert one.readiness()[0] == 200
     assert len(one.incarnations) == 1
     assert one.metric("rowlock_executor_deaths_total") == 0
+
+
+def test_a_process_that_hoards_memory_is_replaced_after_its_attempt(fleet: Fleet) -> None:
+    """One partition leaves its process with more memory than an executor may hold, with a stream of small ones behind
+    it: all complete, and the stream goes on in another process before it is over. Nobody fails for it."""
+    one = fleet.node("one", executor_memory_mb=300)
+    run = fleet.request(
+        parts=[*parts(50), part("hoards", step("hoard", 400)), *parts(300, prefix="q")]
+    )
+
+    fleet.wait(run)
+
+    starts = fleet.ledger().of("start")
+    (hoarder,) = fleet.ledger().starts("hoards")
+    after = [start.pid for start in starts if start.at > hoarder.at]
+    assert after.count(hoarder.pid) <= 30, "what it was given before its memory was looked at"
+    assert {row.failures for row in fleet.rows_of(run)} == {0}
+    assert_calm(one)
+
+
+@pytest.mark.parametrize("limit, least, most", [(25, 4, 100), (0, 1, 1)])
+def test_a_process_is_replaced_after_so_many_attempts_however_small_they_are(
+    fleet: Fleet, limit: int, least: int, most: int
+) -> None:
+    """Small work is sent ahead, so that an executor is never without; it is replaced all the same, between two
+    attempts. A limit of 0 is none."""
+    one = fleet.node("one", recycle_attempts=limit)
+    run = fleet.request(parts=parts(100))
+
+    fleet.wait(run)
+
+    served = Counter(start.pid for start in fleet.ledger().of("start"))
+    assert sum(served.values()) == 100
+    assert max(served.values()) <= (limit or 100)
+    assert least <= len(served) <= most
+    assert_calm(one)
+
+
+def assert_calm(node: NodeProcess) -> None:
+    """No executor died, and no attempt was ended."""
+    assert node.metric("rowlock_executor_deaths_total") == 0
+    assert not node.events("attempt_ended")

@@ -35,6 +35,9 @@ BREAK_VARIABLE = "FLEET_BREAK"
 
 TICK_SECONDS = 0.01
 
+_HOARD: list[bytes] = []
+"""Memory that author code has forgotten to give back."""
+
 _LEAKED: list[int] = []
 """File descriptors that author code has forgotten to close."""
 
@@ -242,6 +245,10 @@ class Acts:
     def power(self, exponent: int) -> None:
         """Arithmetic with millions of digits."""
         pow(7, exponent)
+
+    def hoard(self, megabytes: int) -> None:
+        """Keep memory that nobody needs."""
+        _HOARD.append(b"x" * (megabytes * 1024 * 1024))
 
     def leak_files(self, limit: int) -> None:
         """Open files until this process may open no more, and keep them open."""

@@ -491,8 +491,8 @@ class Attempts:
             self._release(waiting, unstarted=True)
 
     def _may_join(self, executor: Executor[Attempt]) -> bool:
-        """AT_MOST_ONCE and suspected work is never behind or before other work."""
-        if self._is_frozen(executor):
+        """AT_MOST_ONCE and suspected work is never behind or before other work, and a worn one gets none."""
+        if self._is_frozen(executor) or executor.worn:
             return False
         if not executor.work:
             return True

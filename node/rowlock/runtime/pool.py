@@ -23,6 +23,8 @@ from rowlock.runtime.watchdog import LeaseBoard
 log = logging.getLogger(__name__)
 
 START_AGAIN_SECONDS_MAX: Final = 10.0
+MEMORY_EVERY_ATTEMPTS: Final = 16
+"""How often the memory of an executor is looked at that is never empty."""
 _EXIT_GRACE_SECONDS: Final = 5.0
 
 FAILED_STARTS_MAX: Final = 3
@@ -42,6 +44,10 @@ class Executor(Generic[WorkT]):
     work: deque[WorkT] = field(default_factory=deque["WorkT"])
     """What it was given and has not answered, in the order of its answers."""
     served: int = 0
+    """How much it was given."""
+    answered: int = 0
+    worn: bool = False
+    """It gets no more, and leaves when it has answered for what it was given."""
     failed_starts: int = 0
     start_at: float = 0.0
     leave_by: float | None = None
@@ -152,6 +158,9 @@ class Pool(Generic[WorkT]):
         """Note what an executor is given, before it is sent."""
         executor.work.append(work)
         executor.served += 1
+        # Of small work something always waits in it: that it is empty now and then is not enough.
+        if executor.served >= self._recycle_attempts > 0:
+            executor.worn = True
         self.set_freezable(executor, freezable=freezable)
 
     def set_freezable(self, executor: Executor[WorkT], *, freezable: bool) -> None:
@@ -163,7 +172,10 @@ class Pool(Generic[WorkT]):
     def taken_back(self, executor: Executor[WorkT], work: WorkT) -> None:
         """Note that an executor has answered for this work."""
         executor.work.remove(work)
-        if not executor.work and self._is_worn(executor):
+        executor.answered += 1
+        if not executor.work or executor.answered % MEMORY_EVERY_ATTEMPTS == 0:
+            executor.worn = executor.worn or self._holds_too_much(executor)
+        if executor.worn and not executor.work and executor.ready:
             self._retire(executor)
 
     def kill(self, executor: Executor[WorkT]) -> None:
@@ -201,7 +213,8 @@ class Pool(Generic[WorkT]):
             self._put_off(executor, now, f"cannot be started: {error}")
             return
         executor.process = process
-        executor.served = 0
+        executor.served = executor.answered = 0
+        executor.worn = False
         executor.hung_up = executor.killed = False
         executor.freezable = True
         self._board.protect(executor.index, process.tree, freeze=True)
@@ -253,13 +266,9 @@ class Pool(Generic[WorkT]):
             extra={"event": "executor_start_failed", "executor": executor.index},
         )
 
-    def _is_worn(self, executor: Executor[WorkT]) -> bool:
+    def _holds_too_much(self, executor: Executor[WorkT]) -> bool:
         process = executor.process
-        if process is None or not executor.ready:
-            return False
-        if executor.served >= self._recycle_attempts:
-            return True
-        if not self._memory_bytes_max:
+        if process is None or not self._memory_bytes_max:
             return False
         return (process.memory_bytes() or 0) > self._memory_bytes_max
 
