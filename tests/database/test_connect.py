@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -12,10 +14,12 @@ from collections.abc import Generator, Iterator
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rowlock.db.connect import connect, describe, shut
 from rowlock.errors import RowlockError, Unavailable, UsageError
+from tests.support.netns import Island
+from tests.support.pgproxy import PgProxy
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
@@ -114,6 +118,21 @@ def test_a_server_that_says_nothing_is_given_up_in_bounded_time() -> None:
 
     assert f"127.0.0.1:{port}" in text
     assert time.monotonic() - began < 10
+
+
+def test_a_server_that_falls_silent_after_the_log_in_is_given_up_in_bounded_time(
+    database: Database,
+) -> None:
+    """libpq's connect_timeout is over by then: whoever waits for an answer without a bound of its own
+    hangs for ever, and looks as if it were connecting."""
+    with PgProxy(database.dsn) as proxy:
+        proxy.blackhole(at=b"set_config")
+        began = time.monotonic()
+
+        text = shown(make_conninfo(proxy.dsn, connect_timeout=2))
+
+        assert f"127.0.0.1:{proxy.port}" in text
+        assert time.monotonic() - began < 10
 
 
 def test_a_failed_login_leaves_no_connection_behind(database: Database) -> None:
@@ -233,6 +252,77 @@ def test_an_idle_transaction_is_ended_by_the_server(database: Database) -> None:
             )
         with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
             db.execute("SELECT 1")
+
+
+def test_dropped_packets_are_noticed_by_every_connection(database: Database) -> None:
+    """Without a word from a peer that vanished, keepalives notice it for an idle connection, and
+    tcp_user_timeout for a request that is on its way. (Reported as psycopg2#561 and citus#1135:
+    clients that wait for a quarter of an hour.)"""
+    with (
+        connect(database.dsn, application_name="test") as db,
+        socket.socket(fileno=os.dup(db.pgconn.socket)) as tcp,
+    ):
+        given = {
+            name: tcp.getsockopt(level, option)
+            for name, level, option in (
+                ("keepalive", socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                ("idle", socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+                ("interval", socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
+                ("count", socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+                ("user_timeout", socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+            )
+        }
+    assert given == {
+        "keepalive": 1,
+        "idle": 5,
+        "interval": 2,
+        "count": 3,
+        "user_timeout": 10_000,
+    }
+
+
+ASK_TWICE = """
+import sys, threading, time
+from rowlock.db.connect import connect
+
+def ask(db, text):
+    began = time.monotonic()
+    try:
+        db.execute(text)
+    except Exception as error:
+        print(type(error).__name__, time.monotonic() - began, flush=True)
+
+waiting, idle = (connect(sys.argv[1], application_name="test") for _ in range(2))
+threads = [threading.Thread(target=ask, args=(waiting, "SELECT pg_sleep(100)"))]
+threads[0].start()
+print("ready", flush=True)
+sys.stdin.readline()
+threads.append(threading.Thread(target=ask, args=(idle, "SELECT")))
+threads[1].start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_dropped_packets_end_a_wait_for_an_answer_and_a_request_on_an_idle_connection(
+    database: Database,
+) -> None:
+    """The server's machine is gone, or a firewall has forgotten the connection; shorter times here than
+    by default."""
+    with Island() as island, PgProxy(database.dsn, host=island.host) as proxy:
+        times = {"keepalives_idle": 1, "keepalives_interval": 1, "keepalives_count": 2}
+        dsn = make_conninfo(proxy.dsn, **times, tcp_user_timeout=2500)
+        argv = [*island.argv, sys.executable, "-c", ASK_TWICE, dsn]
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "ready\n"
+            island.drop(proxy.port)
+            said, _ = client.communicate("\n", timeout=40)
+    errors = [line.split() for line in said.splitlines()]
+    assert [kind for kind, _ in errors] == ["OperationalError"] * 2
+    assert all(float(seconds) < 15 for _, seconds in errors), errors
 
 
 # -- an end to every wait --------------------------------------------------------------------------

@@ -66,6 +66,7 @@ class PgProxy:
         self._cuts: list[Cut] = []
         self._delay_seconds = 0.0
         self._refusing = False
+        self._silent_at = b""
         self.arrivals: list[float] = []
         """When clients connected, in monotonic seconds."""
         self._loop = asyncio.new_event_loop()
@@ -115,13 +116,18 @@ class PgProxy:
         self._refusing = True
         self.reset()
 
-    def blackhole(self) -> None:
+    def blackhole(self, *, at: bytes = b"") -> None:
         """Let nothing through, in neither direction: no data, no end, no answer to new clients.
 
         Until `pass_on`. Packets are still acknowledged, as by a server whose processes are frozen;
         the server sees no client leave.
+
+        Args:
+            at: Only from the next request on that has these bytes; empty is at once.
         """
-        self._do(self._open.clear)
+        self._silent_at = at
+        if not at:
+            self._do(self._open.clear)
 
     def cut(self, request: bytes, *, after: bool, times: int = 1) -> Cut:
         """Let requests of one kind cost their connection.
@@ -174,6 +180,13 @@ class PgProxy:
                 await session.run(*self._target)
         finally:
             self._sessions.discard(session)
+
+    async def fall_silent_at(self, text: bytes) -> None:
+        """Let nothing through from this request on, if it is the one. Called by sessions."""
+        if self._silent_at and self._silent_at in text:
+            self._silent_at = b""
+            self._open.clear()
+        await self._open.wait()
 
     async def hold(self) -> None:
         """Wait while nothing goes through. Called by sessions."""
@@ -255,7 +268,9 @@ class _Session:
         while data := await self.from_client.read(65536):
             await self.proxy.hold_up()
             for message in messages.put(data):
-                cut = self.proxy.cut_of(self._text(message))
+                text = self._text(message)
+                await self.proxy.fall_silent_at(text)
+                cut = self.proxy.cut_of(text)
                 if cut is not None and not cut.after:
                     cut.count += 1
                     return

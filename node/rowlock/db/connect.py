@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
@@ -121,7 +124,8 @@ def connect(
             idle_in_transaction_seconds=idle_in_transaction_seconds,
             lock_seconds=lock_seconds,
         )
-        row = connection.execute(SESSION, parameters, prepare=False).fetchone()
+        with ended_after(connection, float(options["connect_timeout"])):
+            row = connection.execute(SESSION, parameters, prepare=False).fetchone()
     except psycopg.Error as error:
         if connection is not None:
             connection.close()
@@ -148,6 +152,25 @@ def prepare_nothing(connection: psycopg.Connection[Any] | psycopg.AsyncConnectio
 def is_pooled(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
     """Whether `connect` found a pooler in between: no statement may rely on the one before it."""
     return connection.prepare_threshold is None
+
+
+@contextmanager
+def ended_after(
+    connection: psycopg.Connection[Any], seconds: float = DEFAULTS["connect_timeout"]
+) -> Generator[None]:
+    """Shut a connection that is being prepared for longer: a server may log us in and say no more.
+
+    libpq's connect_timeout ends with the log-in, and nobody else breaks a connection that no one has
+    been given yet. 0 or less is no limit, as in libpq.
+    """
+    timer = threading.Timer(seconds, shut, [connection])
+    timer.daemon = True
+    if seconds > 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def parameters_of(dsn: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from rowlock.db.connect import connect, shut
+from rowlock.db.connect import connect, ended_after, shut
 from rowlock.db.store import Connection, Observe, Store
 from rowlock.errors import Unavailable
 
@@ -43,7 +43,7 @@ def is_final(error: Exception) -> bool:
 
 
 class Link:
-    """A connection used by one thread; `shut` may be called from any."""
+    """A connection used by one thread; it may be opened and `shut` from any."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Link:
         self._observe = observe
         self._connection: Connection | None = None
         self._guard = threading.Lock()
+        self._opening = threading.Lock()
         self.tries = 0
         """Failures in a row: the number that the next wait is drawn from."""
 
@@ -76,7 +77,16 @@ class Link:
 
         :raises Unavailable: there is no way to the database now.
         """
-        if self._connection is None:
+        return Store(self.open(), self._observe)
+
+    def open(self) -> Connection:
+        """The connection, opened where there is none. From any thread.
+
+        :raises Unavailable: there is no way to the database now.
+        """
+        with self._opening:
+            if self._connection is not None:
+                return self._connection
             connection = connect(
                 self._dsn,
                 application_name=self._application_name,
@@ -86,8 +96,9 @@ class Link:
             with self._guard:
                 self._connection = connection
             if self._on_connect is not None:
-                self._on_connect(connection)
-        return Store(self._connection, self._observe)
+                with ended_after(connection):
+                    self._on_connect(connection)
+            return connection
 
     def succeeded(self) -> None:
         """The database answered."""
