@@ -75,6 +75,7 @@ class Heartbeat(threading.Thread):
         is_turning: Callable[[], bool],
         on_look: Callable[[Look], None],
         on_failure: Callable[[Exception], None],
+        on_connected: Callable[[], None],
         on_crash: Callable[[Exception], None],
         observe: Observe | None = None,
         rng: random.Random,
@@ -98,6 +99,7 @@ class Heartbeat(threading.Thread):
             idle_in_transaction_seconds=beat_seconds,
             # What is carried over may wait for a lock that a stranger holds; the beats must not.
             lock_seconds=beat_seconds,
+            on_connect=lambda _connection: on_connected(),
             observe=observe,
         )
         self._wake = threading.Event()
@@ -132,6 +134,18 @@ class Heartbeat(threading.Thread):
         self._stopping = True
         self._wake.set()
         self._link.shut()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection for the beats."""
+        return self._link.connection is not None
+
+    def connect(self) -> None:
+        """Open the connection, if there is none. From any thread.
+
+        :raises Unavailable: the database cannot be reached, or has no room.
+        """
+        self._link.open()
 
     @property
     def is_beating(self) -> bool:

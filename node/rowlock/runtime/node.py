@@ -177,6 +177,7 @@ class Node:
             beat_seconds=settings.beat_seconds,
             limit_seconds=settings.unreachable_seconds,
             reconnect_cap_seconds=cap,
+            may_connect=lambda: self._report is None or self._heartbeat.is_connected,
             on_connected=self._connected,
             on_notified=self._notified,
             on_crash=self._crashed,
@@ -223,6 +224,7 @@ class Node:
             is_turning=lambda: self._turns(self._turned_at),
             on_look=self._look,
             on_failure=self._look_failed,
+            on_connected=work.wake,
             on_crash=self._crashed,
             observe=metrics.queried,
             rng=rng,
@@ -422,6 +424,7 @@ class Node:
                     check_work_database(self.settings.work_dsn or self.settings.dsn or "")
                 except UsageError as error:
                     return _without_sessions(error)
+            self._have_both_connections(store)
             sent = boottime_ns()
             store.register(
                 node_id,
@@ -460,6 +463,18 @@ class Node:
                 self._on_registered()
 
         self.host.work.tell(run, done)
+
+    def _have_both_connections(self, store: Store) -> None:
+        """Be no member with one connection where the server has no room for two, and keep none.
+
+        Otherwise nodes that start together may share its last connections so that each has one to
+        register with and none has one to beat: all are removed, and stay.
+        """
+        try:
+            self._heartbeat.connect()
+        except Unavailable:
+            store.connection.close()
+            raise
 
     def _removed(self) -> None:
         """Somebody removed this incarnation: end what may run elsewhere, and begin anew."""

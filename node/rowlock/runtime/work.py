@@ -100,6 +100,7 @@ class Work(threading.Thread):
         beat_seconds: float,
         limit_seconds: float,
         reconnect_cap_seconds: float,
+        may_connect: Callable[[], bool],
         on_connected: Callable[[], None],
         on_notified: Callable[[str], None],
         on_crash: Callable[[Exception], None],
@@ -110,6 +111,7 @@ class Work(threading.Thread):
         self._mailbox = mailbox
         self._limit_seconds = limit_seconds
         self._cap_seconds = reconnect_cap_seconds
+        self._may_connect = may_connect
         self._on_connected = on_connected
         self._on_notified = on_notified
         self._on_crash = on_crash
@@ -193,10 +195,17 @@ class Work(threading.Thread):
                 return taken
             (taken if operation.limit_seconds <= self._limit_seconds else kept).append(operation)
 
+    def wake(self) -> None:
+        """Look again whether there is anything to do, or it may connect. From any thread."""
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            pass
+
     def stop(self) -> None:
         """End the thread; what is not answered is forgotten."""
         self._stop.set()
-        self._wake()
+        self.wake()
         self._link.shut()
 
     # -- the thread ----------------------------------------------------------------------------
@@ -213,6 +222,9 @@ class Work(threading.Thread):
     def _carry_on(self) -> None:
         while not self._stop.is_set():
             self._resume()
+            if self._link.connection is None and not self._may_connect():
+                self._sleep(self._limit_seconds)  # or until the beat has its connection
+                continue
             if not self._queue:
                 self._wait_for_work()
                 continue
@@ -279,8 +291,12 @@ class Work(threading.Thread):
         )
         deadline = time.monotonic() + seconds
         while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
-            select.select([self._wake_read], [], [], left)
-            self._clear_wake()
+            self._sleep(left)
+
+    def _sleep(self, seconds: float) -> None:
+        """Until woken, at most so long."""
+        select.select([self._wake_read], [], [], seconds)
+        self._clear_wake()
 
     def _wait_for_work(self) -> None:
         """Sleep until there is work, and listen meanwhile; reconnect when the server goes away."""
@@ -323,13 +339,7 @@ class Work(threading.Thread):
         if not self.waiting:
             self._busy_since = time.monotonic()
         self._queue.append(operation)
-        self._wake()
-
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            pass
+        self.wake()
 
     def _clear_wake(self) -> None:
         try:

@@ -1,0 +1,51 @@
+"""The server has fewer connections than the nodes would need."""
+
+from psycopg import sql
+
+from tests.support.fault_jobs import parts, step
+from tests.support.fleet import Fleet, eventually
+
+OURS = "datname = current_database() AND application_name ^@ 'rowlock'"
+
+
+def limit_connections(fleet: Fleet, connections: int) -> None:
+    """Let the database have no more; the superuser's count, but are not refused."""
+    with fleet.database.connect() as db:
+        db.execute(
+            sql.SQL("ALTER DATABASE {} CONNECTION LIMIT {}").format(
+                sql.Identifier(fleet.database.name), sql.Literal(connections)
+            )
+        )
+
+
+def test_nodes_that_find_too_few_connections_share_them_so_that_some_work(fleet: Fleet) -> None:
+    """Five nodes start together where there is room for two, and later all connections are lost at
+    once: those that find none wait, none ends, none keeps a connection that is of no use to it, and
+    the work is done. (Reported as graphile-worker#564, hatchet#1540: crash loops
+    and herds keep the connections used up. Tried: nodes that register with their first connection
+    take all there are, have none to beat with, and are removed, all of them.)"""
+    fleet.settings.update(unreachable_seconds=3, removal_grace_seconds=3)
+    run = fleet.request(parts=parts(12, step("wait", fleet.path("go")), step("effect", "done")))
+    limit_connections(fleet, 5)  # one is the fleet's own
+    nodes = [fleet.node(f"n{number}", wait=False) for number in range(5)]
+    fleet.wait_ledger("start", "p0")
+    eventually(
+        lambda: all(n.events("node_registered") or n.events("database_unavailable") for n in nodes),
+        "every node is registered or knows why not",
+    )
+    waiting = next(node for node in nodes if not node.events("node_registered"))
+    assert "too many connections" in waiting.events("database_unavailable")[0]["message"]
+    assert waiting.readiness() == (503, "not registered")
+    assert waiting.probe("/livez") == (200, "ok")
+
+    fleet.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS}")
+    fleet.open("go")
+
+    assert fleet.wait(run).counts["completed"] == 12
+    assert len({effect.key for effect in fleet.ledger().of("effect")}) == 12
+    assert all(node.popen.poll() is None for node in nodes), "nobody ended"
+    most = fleet.value(
+        "SELECT max(count) FROM (SELECT count(*) FROM pg_stat_activity"
+        f" WHERE {OURS} GROUP BY application_name) _"
+    )
+    assert most == 1, "one for the beat and one for the rest"
