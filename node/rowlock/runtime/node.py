@@ -61,6 +61,9 @@ TURN_SECONDS_MAX: Final = 0.2
 """The longest sleep of the main loop."""
 HOUSEKEEPING_SECONDS: Final = 0.02
 """How often to look for what no message brings about."""
+BEATING_SECONDS_MAX: Final = 300.0
+"""How long one beat may be on its way. Each wait in it is bounded, but name servers that do not answer
+take their time, for each name that is tried; what exceeds this will never end."""
 LEAVE_SECONDS_MAX: Final = 5.0
 """How long a drained node waits for the database to take its last writes."""
 
@@ -622,8 +625,11 @@ class Node:
         """None while the loops turn, whatever the database does."""
         if not self._turns(self._turned_at):
             return "the main loop stands still"
-        if not self._turns(self._heartbeat.turned_at) and not self._heartbeat.is_beating:
+        heartbeat = self._heartbeat
+        if not self._turns(heartbeat.turned_at) and not heartbeat.is_beating:
             return "the heartbeat's loop stands still"
+        if time.monotonic() - heartbeat.turned_at > BEATING_SECONDS_MAX:
+            return "a beat never ends"
         return None
 
     def readyz(self) -> str | None:
