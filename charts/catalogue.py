@@ -17,10 +17,13 @@ from prometheus_client import CollectorRegistry
 
 from rowlock.db.readings import Ending, Pool, Server
 from rowlock.exporter import Exporter, Reading
+from rowlock.protocol.model import ServerIdentity
 from rowlock.runtime.metrics import NodeMetrics
 from rowlock_operator.metrics import Metrics
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "metrics.md"
+
+_IDENTITY: Final = ServerIdentity(system_identifier="1", database="jobs", timeline=1)
 
 _SUFFIXES: Final = {
     "counter": ("_total",),
@@ -57,7 +60,7 @@ def families() -> list[Family]:
     return [
         *_of("node", _a_node().registry),
         *_of("exporter", _an_exporter().registry),
-        *_of("operator", Metrics().registry),
+        *_of("operator", _an_operator().registry),
     ]
 
 
@@ -77,6 +80,13 @@ def _of(source: str, registry: CollectorRegistry) -> Iterable[Family]:
 def _a_node() -> NodeMetrics:
     metrics = NodeMetrics("default", ["job"])
     metrics.queried("claim", 0.0)
+    metrics.database.info(_IDENTITY.labels)
+    return metrics
+
+
+def _an_operator() -> Metrics:
+    metrics = Metrics()
+    metrics.database.info(_IDENTITY.labels)
     return metrics
 
 
@@ -116,6 +126,7 @@ def _an_exporter() -> Exporter:
                 connections=1,
                 connections_max=2,
                 notify_queue=0,
+                identity=_IDENTITY,
             ),
             took_seconds={"pools": 0.0},
         )

@@ -380,6 +380,11 @@ class Exporter(Collector):
 
 
 def _of_server(server: Server, xmin_held_seconds: float) -> Iterator[Metric]:
+    identity = InfoMetricFamily(
+        "rowlock_database", "Which database it is, as nodes and operator say of theirs."
+    )
+    identity.add_metric([], server.identity.labels)
+    yield identity
     yield _gauge(
         "rowlock_schema_version",
         "The newest migration that the database has had.",

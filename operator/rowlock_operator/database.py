@@ -24,7 +24,7 @@ from psycopg.rows import DictRow, dict_row
 
 from rowlock.db import connect, migrate
 from rowlock.errors import RowlockError, SettingsError, Unavailable
-from rowlock.protocol.model import Schema
+from rowlock.protocol.model import Schema, ServerIdentity
 from rowlock_operator.model import (
     KIND,
     Answer,
@@ -449,6 +449,19 @@ class Database:
             return await (await db.execute(statement, values)).fetchall()
 
     # -- the mirror ----------------------------------------------------------------------------
+
+    async def server(self) -> ServerIdentity:
+        """Which database this is.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        async with self._mirror.use() as db:
+            cursor = await db.execute(
+                "SELECT system_identifier, database, timeline FROM rowlock.server()"
+            )
+            (row,) = await cursor.fetchall()
+        return ServerIdentity(**row)
 
     async def live(self, known: Iterable[UUID] = ()) -> list[Row]:
         """All executions that BatchJobs of this cluster have asked for and that have not ended.

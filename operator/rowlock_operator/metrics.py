@@ -90,6 +90,11 @@ class Metrics:
             ["component"],
             registry=self.registry,
         ).labels("operator")
+        self.database = Info(
+            "rowlock_database",
+            "Which database it is, as nodes and exporter say of theirs.",
+            registry=self.registry,
+        )
         build = Info("rowlock_build", "Version of rowlock.", registry=self.registry)
         build.info({"version": __version__})
         for code in ("200", "409"):

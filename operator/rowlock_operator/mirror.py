@@ -89,7 +89,10 @@ class Mirror:
         self._known = {row.execution.execution_id: row for row in rows if not row.execution.ended}
         self.live = tuple(self._known.values())
         if self.problem:
-            log.info("the database answers", extra={"event": "database_up"})
+            # Perhaps another one than before: a replica that was promoted, or another address.
+            server = await self._database.server()
+            self._metrics.database.info(server.labels)
+            log.info("the database answers", extra={"event": "database_up", **server.labels})
             self.problem = ""
             self._turned(True)
         for row in rows:

@@ -550,3 +550,43 @@ def test_a_node_that_is_gone_can_write_nothing(scene: Scene, how: str) -> None:
     assert scene.claim(node, slots=2) == []
     assert scene.store.adopt(node, run.id) is None
     assert scene.partition(claim).status == "CLAIMED"
+
+
+# -- the server --------------------------------------------------------------------------------
+
+
+def test_the_first_node_on_another_server_or_timeline_says_so(alone: Scene) -> None:
+    """A replica that was promoted, or a restored backup, may lack what was answered last. The first
+    server of all is news to nobody, and each other is told once."""
+    node, other = alone.a_node(), alone.a_node()
+    told = "SELECT node_id, detail FROM rowlock.events WHERE event = 'server_changed' ORDER BY id"
+    server = alone.store.notice_server(node)
+    assert server == alone.store.notice_server(other)
+    assert server.timeline is not None
+    assert not alone.admin.execute(told).fetchall()
+
+    alone.admin.execute(
+        "UPDATE rowlock.batch_servers SET timeline = timeline - 1, seen_at = seen_at - interval '1 s'"
+    )
+    alone.store.notice_server(node)
+    alone.store.notice_server(other)
+
+    ((node_id, detail),) = alone.admin.execute(told).fetchall()
+    assert node_id == node
+    assert (detail["timeline"], detail["timeline_before"]) == (server.timeline, server.timeline - 1)
+    assert detail["system_identifier_before"] == server.system_identifier
+
+
+def test_a_server_that_keeps_its_identity_to_itself_is_no_trouble(alone: Scene) -> None:
+    alone.admin.execute(
+        "CREATE FUNCTION rowlock.pg_control_system(OUT system_identifier bigint) LANGUAGE plpgsql"
+        " AS $$ BEGIN RAISE EXCEPTION 'not here'; END $$"
+    )
+    alone.admin.execute(
+        "ALTER FUNCTION rowlock.server() SET search_path = rowlock, pg_catalog, pg_temp"
+    )
+
+    server = alone.store.notice_server(alone.a_node())
+
+    assert (server.system_identifier, server.timeline) == (None, None)
+    assert server.labels["database"]

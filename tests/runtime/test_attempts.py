@@ -299,6 +299,30 @@ def test_a_claim_that_nobody_here_knows_is_handed_back(desk: Desk) -> None:
     assert desk.database.names == ["release"]
 
 
+def test_a_start_whose_end_the_server_lost_is_never_handed_back(desk: Desk) -> None:
+    """Its completion was answered by a server that is gone: the one that was promoted shows the claim
+    as it was before. Author code has run, so the claim ends with an unknown outcome."""
+    (executor,) = desk.pool.executors
+    claim = a_claim(delivery="AT_MOST_ONCE")
+    desk.claimed(claim)
+    number = executor.work[0].number
+    desk.attempts.on_message(executor, Ready(attempt=number), time.monotonic())
+    desk.attempts.on_message(
+        executor, Completed(attempt=number, result="1", committed=False), time.monotonic()
+    )
+    desk.turn()
+    desk.database.take("complete_and_claim").answer(
+        _Answer(outcomes={claim.id: "completed"}, claims=[], facts={})
+    )
+
+    desk.attempts.on_connected()
+    desk.attempts.compare()
+    desk.database.take("claims_of").answer({claim.id: claim.token})
+
+    assert "release" not in desk.database.names
+    desk.database.take("fail").answer("failed")
+
+
 def test_a_node_with_a_new_connection_is_not_idle_before_it_knows_its_claims(desk: Desk) -> None:
     """It drains when its connection breaks, the reply of its last claim with it. Were it to leave
     now, the claim of an AT_MOST_ONCE partition that never began would end as unknown."""

@@ -862,6 +862,12 @@ class Fleet:
 
     # -- the database --------------------------------------------------------------------------
 
+    def move_to(self, database: Database) -> None:
+        """Look at another database from now on: that of a server that was promoted."""
+        if self._admin is not None:
+            self._admin.close()
+        self.database = database
+
     def rows(self, query: LiteralString, *parameters: Any) -> list[Row]:
         """The rows of a statement, as superuser."""
         if self._admin is None or self._admin.closed:

@@ -95,13 +95,12 @@ class Pair:
         """Make the replica a primary, on a timeline of its own."""
         assert _ask(self.replica, "SELECT pg_promote()"), "promoted within a minute"
 
-    def demote_primary(self) -> None:
-        """Start the old primary again as a standby that follows nobody: it answers, read-only."""
+    def primary_crashes(self) -> None:
+        """Crash the primary and start it again as a standby that follows nobody: it answers, read-only."""
         server = self.primary.server
         assert server is not None
-        server.down("fast")
-        data = server.folder / "data"
-        (data / "standby.signal").touch()
+        server.down("immediate")
+        (server.folder / "data" / "standby.signal").touch()
         server.up()
 
 

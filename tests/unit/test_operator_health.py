@@ -72,6 +72,7 @@ def test_the_series_are_there_from_the_first_scrape_on() -> None:
         "rowlock_operator_watch_last_event_timestamp_seconds",
         'rowlock_database_up{component="operator"}',
         "rowlock_build_info",
+        "rowlock_database_info",
         "process_resident_memory_bytes",
     ):
         assert series in text

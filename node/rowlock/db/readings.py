@@ -12,6 +12,8 @@ from typing import Any, Final, LiteralString, TypeAlias
 import psycopg
 from psycopg.rows import class_row
 
+from rowlock.protocol.model import ServerIdentity
+
 Connection: TypeAlias = psycopg.Connection[Any]
 
 ENDINGS_SECONDS: Final = 900
@@ -70,6 +72,7 @@ class Server:
     connections_max: int
     notify_queue: float
     """How full the queue of notifications is, from 0 to 1."""
+    identity: ServerIdentity
 
 
 _POOLS: Final[LiteralString] = """
@@ -94,8 +97,8 @@ SELECT (SELECT max(version) FROM rowlock.schema_migrations),
        o.xmin::text::bigint, coalesce(age(o.xmin), 0),
        (SELECT sum(numbackends) FROM pg_stat_database)::integer,
        current_setting('max_connections')::integer,
-       pg_notification_queue_usage()
-FROM (SELECT h.xmin FROM (
+       pg_notification_queue_usage(), s.system_identifier, s.database, s.timeline
+FROM rowlock.server() s, (SELECT h.xmin FROM (
         SELECT backend_xmin FROM pg_stat_activity
         WHERE pid <> pg_backend_pid() AND (datname = current_database() OR datid IS NULL)
         UNION ALL SELECT xmin FROM pg_replication_slots
@@ -129,4 +132,5 @@ def server(db: Connection) -> Server:
         connections=row[4],
         connections_max=row[5],
         notify_queue=row[6],
+        identity=ServerIdentity(system_identifier=row[7], database=row[8], timeline=row[9]),
     )

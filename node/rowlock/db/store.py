@@ -28,6 +28,7 @@ from rowlock.protocol.model import (
     Purged,
     Recovered,
     Schema,
+    ServerIdentity,
 )
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -156,6 +157,15 @@ class Store:
             ),
             at=at,
             schema=Schema(version=schema[0], works_with=schema[1]),
+        )
+
+    def notice_server(self, node: UUID) -> ServerIdentity:
+        """Which database this is. The first node on another server or timeline leaves an event."""
+        system_identifier, database, timeline = self._one(
+            "SELECT system_identifier, database, timeline FROM rowlock.notice_server(%s)", (node,)
+        )
+        return ServerIdentity(
+            system_identifier=system_identifier, database=database, timeline=timeline
         )
 
     def mark_unreachable(self, observer: UUID, node: UUID, beat: int) -> bool:

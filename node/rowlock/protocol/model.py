@@ -71,6 +71,26 @@ class Schema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerIdentity:
+    """Which database it is: two with the same identity are one."""
+
+    system_identifier: str | None
+    """Made by initdb, the same on all replicas. None: the service keeps it to itself."""
+    database: str
+    timeline: int | None
+    """Grows when a replica is promoted or a backup is restored. None: not known."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """For the metric `rowlock_database_info`."""
+        return {
+            "system_identifier": self.system_identifier or "",
+            "database": self.database,
+            "timeline": "" if self.timeline is None else str(self.timeline),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BeatAnswer:
     """The answer to a beat: levels, not events, so that a lost answer costs one beat."""
 

@@ -179,6 +179,10 @@ class _Exchange:
         return _Answer(outcomes=outcomes, claims=claims, facts=facts)
 
 
+BEGUN_MAX: Final = 100_000
+"""How many AT_MOST_ONCE starts a node remembers: what it starts while a replica falls behind."""
+
+
 class Attempts:
     """All attempts of a node over the slots of its pool."""
 
@@ -192,6 +196,9 @@ class Attempts:
         self._completed: deque[tuple[Attempt, Completion]] = deque()
         self._send_completed_by = 0.0
         self._settling: dict[int, UUID] = {}
+        self._begun: OrderedDict[UUID, None] = OrderedDict()
+        """Tokens of AT_MOST_ONCE attempts whose author code may have begun, also of those that have ended:
+        a server that lost the end (a replica was promoted) still shows the claim."""
         self._facts: OrderedDict[UUID, ExecutionFacts] = OrderedDict()
         self._pace = Pace()
         self._slot_claimed_at = time.monotonic()
@@ -535,6 +542,9 @@ class Attempts:
         assert executor is not None
         if self._host.lease_holds and not self._host.draining and attempt.stop_by is None:
             attempt.began = True
+            self._begun[attempt.claim.token] = None
+            if len(self._begun) > BEGUN_MAX:
+                self._begun.popitem(last=False)
             self._pool.send(executor, Go(attempt=attempt.number))
         else:  # it answers Stopped, and has run nothing
             self._pool.send(executor, Stop(attempt=attempt.number))
@@ -866,13 +876,17 @@ class Attempts:
 
     def _reconcile(self, held: dict[int, UUID]) -> None:
         mine = {a.claim.id: a for a in self._live.values() if not a.orphan}
-        # A repetition of the last claim's lost reply: author code cannot have begun.
         unknown = [
             (partition, token)
             for partition, token in held.items()
             if self._settling.get(partition) != token
             and (partition not in mine or mine[partition].claim.token != token)
         ]
+        for partition, token in unknown:
+            if token in self._begun:
+                self._end_again(partition, token)
+        # The rest is a repetition of the last claim's lost reply: author code cannot have begun.
+        unknown = [claim for claim in unknown if claim[1] not in self._begun]
         if unknown:
             node_id = self._host.node_id
             log.info(
@@ -890,6 +904,36 @@ class Attempts:
                 self._lose(attempt)
             attempt.missing = gone
         self._thaw_confirmed()
+
+    def _end_again(self, partition: int, token: UUID) -> None:
+        """End an AT_MOST_ONCE claim whose end the database has taken, and forgotten: no other may start it."""
+        node_id = self._host.node_id
+        error = {
+            "type": "EndLost",
+            "message": "it has run, but the server lost how it ended: a replica was promoted, or a backup"
+            " restored",
+        }
+        log.error(
+            "the server lost the end of an AT_MOST_ONCE attempt: its outcome is unknown",
+            extra={"event": "end_lost", "partition_id": partition, "token": str(token)},
+        )
+        self._settling[partition] = token
+
+        def done(_outcome: str) -> None:
+            if self._settling.get(partition) == token:
+                del self._settling[partition]
+
+        self._host.work.tell(
+            lambda store: store.fail(
+                node_id,
+                partition,
+                token,
+                error=json.dumps(error),
+                kind="unknown",
+                delay_seconds=0.0,
+            ),
+            done,
+        )
 
     def _thaw_confirmed(self) -> None:
         if not self._host.lease_holds:

@@ -103,6 +103,12 @@ class NodeMetrics:
         self.registry = registry = CollectorRegistry()
         build = Info("rowlock_build", "Version of rowlock.", registry=registry)
         build.info({"version": rowlock.__version__})
+        self.database = Info(
+            "rowlock_database",
+            "Which database it is: the same for everybody who works together. Another timeline is that"
+            " of a server that was promoted, or restored.",
+            registry=registry,
+        )
         self.database_up = Gauge(
             "rowlock_database_up",
             "1 while the database answers: here the beats of this node.",

@@ -34,7 +34,7 @@ from rowlock.errors import (
     Unavailable,
     UsageError,
 )
-from rowlock.protocol.model import Progress
+from rowlock.protocol.model import Progress, ServerIdentity
 from rowlock.registry import Registry
 from rowlock.runtime import processes
 from rowlock.runtime.attempts import Attempts
@@ -119,6 +119,8 @@ class Node:
         self._stands_aside = False
         """It drains because of the schema, and not to leave."""
         self._report: Report | None = None
+        self._server: ServerIdentity | None = None
+        self._server_is_sure = False
         self._follower: Follower | None = None
 
     # -- life ----------------------------------------------------------------------------------
@@ -531,6 +533,7 @@ class Node:
         problem = refusal(answer.schema, "")
         if isinstance(problem, SchemaAhead) and not self.host.draining:
             self._stand_aside(problem)
+        self._ask_for_server()
         self._watch.look(look)
         # Never back to false: the answer may be older than a notification that came before it.
         if answer.claimable:
@@ -543,6 +546,7 @@ class Node:
     def _look_failed(self, error: Exception) -> None:
         self.host.metrics.beat_failures.inc()
         self.host.metrics.database_up.set(0)
+        self._server_is_sure = False
         self._watch.look_failed()
         if isinstance(error, psycopg.errors.UndefinedFunction) and not self.host.draining:
             # Not even a beat is left of the schema that this code knows.
@@ -552,6 +556,28 @@ class Node:
         if isinstance(error, SchemaAhead) and not self.host.draining:
             self._stand_aside(error)
 
+    def _ask_for_server(self) -> None:
+        """Find out which server it is, after every break: a replica may have been promoted meanwhile."""
+        if self._server_is_sure:
+            return
+        self._server_is_sure = True
+        node_id = self.host.node_id
+
+        def done(server: ServerIdentity) -> None:
+            before, self._server = self._server, server
+            self.host.metrics.database.info(server.labels)
+            if before is not None and before != server:
+                log.warning(
+                    "the database is on another server or timeline: what the one before answered last"
+                    " may be lost",
+                    extra={"event": "server_changed", **server.labels},
+                )
+
+        def failed(_error: Exception) -> None:
+            self._server_is_sure = False
+
+        self.host.work.ask(lambda store: store.notice_server(node_id), done, failed)
+
     def _progressed(self, execution: UUID, progress: Progress) -> None:
         if self._on_progress is not None:
             self._on_progress(execution, progress)
@@ -560,6 +586,7 @@ class Node:
         self._fatal = error
 
     def _connected(self) -> None:
+        self._server_is_sure = False
         self.attempts.on_connected()
         if self.host.registered:
             self.masters.compare()

@@ -35,6 +35,15 @@ CREATE TABLE batch_nodes (
 CREATE INDEX batch_nodes_unrecovered ON batch_nodes (node_id)
     WHERE status = 'REMOVED' AND recovered_at IS NULL;
 
+-- The servers that this schema has been on. Another timeline of the same server is one that was promoted, or
+-- restored from a backup: it may lack what the one before had answered last.
+CREATE TABLE batch_servers (
+    system_identifier text NOT NULL,
+    timeline          integer NOT NULL,
+    seen_at           timestamptz NOT NULL,
+    PRIMARY KEY (system_identifier, timeline)
+);
+
 -- What nodes know about jobs: published so that a launch without the author's code can be checked.
 CREATE TABLE batch_contracts (
     job_name      text NOT NULL,

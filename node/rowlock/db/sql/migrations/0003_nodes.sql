@@ -371,5 +371,51 @@ BEGIN
 END
 $$;
 
+-- Which database this is: two with the same answer are one. Where a service keeps its server to itself, or
+-- while it is a standby, a part is NULL.
+CREATE FUNCTION rowlock.server() RETURNS TABLE (system_identifier text, database text, timeline integer)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_variable
+BEGIN
+    database := current_database();
+    BEGIN
+        system_identifier := (SELECT c.system_identifier::text FROM pg_control_system() c);
+        timeline := ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer;
+    EXCEPTION WHEN OTHERS THEN
+        NULL;
+    END;
+    RETURN NEXT;
+END
+$$;
+
+-- The same, said by a node that has connected: the first that finds itself on another server or timeline
+-- than the nodes before it writes down that what was answered last there may be lost.
+CREATE FUNCTION rowlock.notice_server(p_node uuid)
+RETURNS TABLE (system_identifier text, database text, timeline integer)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_server record;
+    v_before record;
+BEGIN
+    SELECT * INTO v_server FROM rowlock.server();
+    IF v_server.system_identifier IS NOT NULL AND v_server.timeline IS NOT NULL THEN
+        SELECT s.system_identifier, s.timeline INTO v_before FROM batch_servers s
+        ORDER BY s.seen_at DESC, s.timeline DESC LIMIT 1;
+        INSERT INTO batch_servers (system_identifier, timeline, seen_at)
+        VALUES (v_server.system_identifier, v_server.timeline, rowlock.now())
+        ON CONFLICT DO NOTHING;
+        IF FOUND AND v_before.timeline IS NOT NULL THEN
+            PERFORM rowlock._event('server_changed', NULL, NULL, p_node, 'node ' || p_node, jsonb_build_object(
+                'system_identifier', v_server.system_identifier, 'timeline', v_server.timeline,
+                'system_identifier_before', v_before.system_identifier, 'timeline_before', v_before.timeline));
+        END IF;
+    END IF;
+    RETURN QUERY SELECT v_server.system_identifier, v_server.database, v_server.timeline;
+END
+$$;
+
 RESET search_path;
 RESET ROLE;

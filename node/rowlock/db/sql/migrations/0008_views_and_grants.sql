@@ -157,13 +157,14 @@ FROM rowlock.batch_job_coordination e WHERE e.ended_at IS NOT NULL;
 GRANT SELECT ON rowlock.nodes, rowlock.executions, rowlock.partitions, rowlock.events, rowlock.jobs, rowlock.starts,
                 rowlock.pools, rowlock.endings, rowlock.locks
     TO rowlock_node, rowlock_operator, rowlock_admin, rowlock_reader;
-GRANT EXECUTE ON FUNCTION rowlock.now() TO rowlock_node, rowlock_operator, rowlock_admin, rowlock_reader;
+GRANT EXECUTE ON FUNCTION rowlock.now(), rowlock.server() TO rowlock_node, rowlock_operator, rowlock_admin, rowlock_reader;
 
 -- A node changes rows only through the moves of the protocol.
 GRANT EXECUTE ON FUNCTION
     rowlock.register(uuid, text, text, integer, jsonb, uuid, jsonb, text),
     rowlock.publish_contract(text, text, jsonb, jsonb, text),
     rowlock.beat(uuid, integer, boolean, jsonb, uuid[]),
+    rowlock.notice_server(uuid),
     rowlock.mark_unreachable(uuid, uuid, bigint),
     rowlock.remove_node(uuid, uuid, bigint),
     rowlock.recover(uuid),
