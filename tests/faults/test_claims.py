@@ -196,6 +196,7 @@ def test_a_node_claims_no_partition_of_a_job_or_contract_that_it_does_not_have(
     (A system that lets any node claim fails the work there.)"""
     other = fleet.node("other", slots=4, jobs="tests.support.author_jobs")
     jobs = ("fault.work", "fault.once")
+    fleet.left_open = 2
     foreign = [fleet.request(job, parts=parts(3), contract_hash="another") for job in jobs]
     runs = [fleet.request(job, parts=parts(6, prefix=job)) for job in jobs]
     other.wait_beats(5)

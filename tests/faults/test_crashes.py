@@ -143,6 +143,7 @@ def test_work_is_taken_over_for_silence_and_not_for_taking_long(fleet: Fleet) ->
 def test_nothing_survives_a_killed_supervisor(fleet: Fleet) -> None:
     """SIGKILL of the supervisor alone: watchdog, executors and whatever these have started, in their
     own session or as daemons, are gone before anybody else may begin with the work."""
+    fleet.left_open = 1
     one = fleet.node("one", slots=2)
     spawning = [step("spawn", how) for how in ("child", "session", "daemon")]
     fleet.request(

@@ -20,6 +20,7 @@ def is_master(node: NodeProcess) -> bool:
 
 def test_a_master_run_plans_works_its_slots_and_exits_with_the_outcome(fleet: Fleet) -> None:
     """No other node is there: it is master and worker, of its own execution alone."""
+    fleet.left_open = 1
     other = fleet.request(parts=parts(2, prefix="other"), adopt_after_seconds=NEVER_BY_ITSELF)
     run = fleet.request("fault.summed", parts=parts(5), adopt_after_seconds=NEVER_BY_ITSELF)
 
@@ -43,8 +44,8 @@ def test_a_master_run_killed_while_partitions_run_is_followed_by_the_next_one(
         fleet.wait_started(key)
 
     first.crash()
-    second = fleet.master(run, slots=2, name="second")
-    fleet.wait_started("p2")
+    second = fleet.master(run, slots=4, name="second")
+    fleet.wait_started("p2")  # also where a busy machine lets it begin after the removal
     eventually(lambda: epochs(fleet) == [2], "the next run takes over")
     fleet.open("go")
 
@@ -177,6 +178,7 @@ def test_a_master_run_that_is_told_to_leave_hands_all_over_at_once(fleet: Fleet)
 
 def test_a_master_run_that_can_do_nothing_exits_2_and_says_why(fleet: Fleet) -> None:
     """No such execution, another job, another contract, another pool: nothing is adopted."""
+    fleet.left_open = 2
     known = fleet.request(adopt_after_seconds=NEVER_BY_ITSELF)
     newer = fleet.request(adopt_after_seconds=NEVER_BY_ITSELF, contract_hash="0" * 16)
     nowhere = uuid4()

@@ -80,6 +80,8 @@ _MARK: Final = "FLEET"
 """Environment variable by which every process of a fleet is found, whoever adopted it."""
 _LOG_LINES_SHOWN: Final = 150
 _LOOPBACK: Final = "127.0.0.1"
+_MISTAKES: Final = frozenset({1, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS})
+"""Exit statuses of a supervisor that no fault excuses."""
 _LOOK_SECONDS: Final = 0.05
 ORPHANED_SECONDS_MAX: Final = 5.0
 """How long a claim may stand after its owner was removed while another node lives. Those that could not be
@@ -174,6 +176,13 @@ class Member:
             text = answer.read().decode()
         pairs = re.findall(r"^([a-z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
         return {name: float(value) for name, value in pairs}
+
+    def says_that_it_lives(self) -> bool:
+        """Whether /livez says so, or there is nobody left to say it."""
+        try:
+            return self.probe("/livez")[0] == 200
+        except OSError:
+            return not is_alive(self.process)
 
     def readiness(self) -> tuple[int, str]:
         """What /readyz answers: status and text."""
@@ -444,6 +453,8 @@ class Fleet:
         self.settings = {**TIMES, **settings}
         self.alarming = {"operation_refused", "protocol_error"}
         """Events that no node may log in this test."""
+        self.left_open = 0
+        """How many executions the test means to leave behind that have not ended."""
         self.deadlocks_max = 0
         """How many deadlocks the test makes itself."""
         self._admin: psycopg.Connection[Any] | None = None
@@ -922,6 +933,15 @@ class Fleet:
             ),
             "no claim of a removed node stands",
         )
+        eventually(
+            lambda: (
+                self.value(
+                    "SELECT count(*) FROM rowlock.batch_job_coordination WHERE ended_at IS NULL"
+                )
+                == self.left_open
+            ),
+            f"all executions end, but for {self.left_open} (Fleet.left_open)",
+        )
         seen = self.rows(
             "SELECT * FROM fleet.sightings WHERE what <> 'claim without an owner' OR looks > %s",
             ORPHANED_SECONDS_MAX / _LOOK_SECONDS,
@@ -969,17 +989,18 @@ class Fleet:
         assert not twice, f"AT_MOST_ONCE, and started more than once: {twice}"
 
     def _check_processes(self) -> None:
-        """Nodes that can say that they live do, and none logged what it never should."""
+        """Nobody ended by a mistake of ours; nodes that can say that they live do; none logged what it never
+        should."""
+        ends = {member.name: member.popen.poll() for member in self.members}
+        wrong = {name: status for name, status in ends.items() if status in _MISTAKES}
+        assert not wrong, f"ended unexpectedly: {wrong}"
         for member in self.members:
             if not isinstance(member, NodeProcess) or not member.events("node_registered"):
                 continue
             if member.address != _LOOPBACK:
                 continue  # its network may be cut
             if is_alive(member.process) and state(member.process) != "T":
-                eventually(
-                    lambda: member.probe("/livez")[0] == 200,  # noqa: B023  asked before the next
-                    f"{member.name} says that it lives",
-                )
+                eventually(member.says_that_it_lives, f"{member.name} says that it lives")
         alarming = [
             (member.name, line)
             for member in self.members

@@ -96,8 +96,9 @@ BEGIN
            AND a.state LIKE 'idle in transaction%'
            AND a.state_change < clock_timestamp() - interval '1 s'
            AND a.application_name LIKE 'rowlock %'
-           -- An author's transaction lasts as long as its attempt.
+           -- An author's transaction lasts as long as its attempt, or as finish().
            AND a.application_name NOT LIKE 'rowlock work%'
+           AND a.application_name NOT LIKE 'rowlock finish%'
         ON CONFLICT (what, whose) DO UPDATE SET looks = s.looks + 1;
         COMMIT;
         PERFORM pg_sleep(every_seconds);
