@@ -1,12 +1,17 @@
 """Nodes: beats, the two phases of removal, and what becomes of the claims of a node that is gone."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
 from rowlock.db.store import Store
 from rowlock.protocol.model import Claim, Recovered
 from tests.support.builders import AT_MOST_ONCE, Scene, a_policy, at_once
+from tests.support.postgres import Database
+from tests.support.waiting import wait_until
 
 # -- beats -------------------------------------------------------------------------------------
 
@@ -392,6 +397,62 @@ def test_each_lost_attempt_is_recovered_once_whoever_looks_and_how_often(alone: 
         run.id,
     )
     assert [tuple(row) for row in rows] == [("PENDING", 1, 1)] * held
+
+
+SLOW_RECOVERY = """
+CREATE FUNCTION take_time() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN PERFORM pg_sleep(0.004); RETURN NEW; END $$;
+CREATE TRIGGER slow BEFORE UPDATE ON rowlock.batch_partitions FOR EACH ROW
+    WHEN (OLD.status = 'CLAIMED') EXECUTE FUNCTION take_time();
+"""
+
+
+def test_a_recovery_that_the_server_interrupts_is_all_done_by_a_later_pass(
+    private_database: Database,
+) -> None:
+    """The server crashes in the middle of a removal, and of a pass over claims that were left: nothing
+    of it stands, and the next one recovers all. (Reported as dbos-transact-py#716: the rows of a
+    sweep that failed are never looked at again.)"""
+    with Scene(private_database) as scene:
+        scene.admin.execute(SLOW_RECOVERY)
+        node = scene.a_node(slots=250)
+        run = scene.an_execution(250)
+        assert len(scene.claim(node, slots=250)) == 250
+        scene.suspect(node)
+        beat = scene.beat_of(node)
+        crash_in_the_middle(scene, lambda store: store.remove_node(uuid4(), node, beat))
+
+    with Scene(private_database) as scene:
+        assert scene.statuses(run) == ["CLAIMED"] * 250
+        assert scene.node(node).status == "UNREACHABLE"
+        with scene.held(
+            "SELECT FROM rowlock.batch_job_coordination WHERE execution_id = %s FOR UPDATE", run.id
+        ):
+            assert scene.store.remove_node(uuid4(), node, beat) == (True, (0, 0, 0))
+        crash_in_the_middle(scene, lambda store: store.recover(uuid4()))
+
+    with Scene(private_database) as scene:
+        assert scene.statuses(run) == ["CLAIMED"] * 250
+        assert scene.node(node).recovered_at is None
+        assert scene.store.recover(uuid4()).moved == 250
+        assert scene.statuses(run) == ["PENDING"] * 250
+        assert scene.store.recover(uuid4()) == (0, 0, 0)
+
+
+def crash_in_the_middle(scene: Scene, move: Callable[[Store], object]) -> None:
+    """Begin a move, and let the server crash while it changes rows."""
+    store = scene.a_store()
+    pid = store.connection.info.backend_pid
+    with ThreadPoolExecutor(1) as threads:
+        moving = threads.submit(move, store)
+        wait_until(
+            lambda: scene.all(
+                "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'", pid
+            ),
+            what="it is in the middle",
+        )
+        scene.database.server.restart("immediate")
+        assert isinstance(moving.exception(20), psycopg.OperationalError)
 
 
 # -- poison ------------------------------------------------------------------------------------

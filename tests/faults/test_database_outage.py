@@ -31,7 +31,8 @@ def test_a_restart_of_the_database_costs_only_the_transactions_in_flight(
 ) -> None:
     """The server restarts while four nodes run 100 partitions: the execution completes, no node is
     removed, and an attempt that does not use the database runs once. (In other systems running work
-    ends in a state that needs manual SQL.)"""
+    ends in a state that needs manual SQL; reported as psycopg#701: a pool hands out one dead
+    connection after another.)"""
     fleet = private_fleet
     fleet.settings["unreachable_seconds"] = 5
     nodes = [fleet.node(f"n{n}", slots=2) for n in range(4)]
@@ -54,6 +55,33 @@ def test_a_restart_of_the_database_costs_only_the_transactions_in_flight(
     assert [effect.count for effect in effects] == [3] * 20
     assert {p.failures for p in fleet.rows_of(run)} == {0}, "an outage costs no failure"
     undisturbed(fleet, nodes)
+
+
+def test_nodes_whose_connections_are_lost_again_and_again_find_work_afterwards(
+    private_fleet: Fleet,
+) -> None:
+    """All connections are ended five times, the server restarts three times: the loops of idle nodes
+    recover each time, in the same process. (Reported as good_job#523 and lightdash#26670: the process
+    lives, its health is green, and nothing is ever claimed again.)"""
+    fleet = private_fleet
+    fleet.settings["unreachable_seconds"] = 5
+    nodes = [fleet.node(f"n{n}") for n in range(2)]
+    for _ in range(5):
+        fleet.rows(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name ^@ 'rowlock' AND datname = current_database()"
+        )
+        for node in nodes:
+            node.wait_beats(1)
+    for _ in range(3):
+        fleet.database.server.restart("immediate")
+        for node in nodes:
+            node.wait_beats(1)
+
+    fleet.wait(fleet.request(parts=parts(20)))
+
+    undisturbed(fleet, nodes)
+    assert all(node.readiness() == (200, "ok") for node in nodes)
 
 
 @contextmanager

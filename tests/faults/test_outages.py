@@ -11,6 +11,7 @@ import pytest
 from rowlock.runtime import processes
 from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, eventually
+from tests.support.pgproxy import PgProxy
 from tests.support.supervisor import identity, state
 from tests.support.waiting import wait_until
 
@@ -124,7 +125,9 @@ def test_work_is_frozen_in_an_outage_longer_than_the_lease_and_goes_on_after_it(
 ) -> None:
     """The database is away for longer than the lease: AT_LEAST_ONCE attempts stand still, AT_MOST_ONCE
     ones run on. When it answers again, the claims are confirmed and the same attempts continue: no
-    node was removed, and nothing runs again."""
+    node was removed, and nothing runs again. All the time nodes are alive, though not ready, so that
+    no probe restarts them. (Reported as airflow#19001: the probe needs the database, and kills every
+    healthy pod.)"""
     fleet = private_fleet
     nodes = [fleet.node(name, slots=2) for name in ("one", "two")]
     work = fleet.request(parts=parts(2, step("tick", fleet.path("go"))))
@@ -144,11 +147,16 @@ def test_work_is_frozen_in_an_outage_longer_than_the_lease_and_goes_on_after_it(
         ticks = len(fleet.ledger().of("tick", "p0"))
         fleet.wait_ledger("tick", "o0", len(fleet.ledger().of("tick", "o0")) + 20)
         assert len(fleet.ledger().of("tick", "p0")) == ticks
+        for node in nodes:
+            assert node.probe("/livez") == (200, "ok")
+            assert node.readiness() == (503, "no answered beat for too long")
+            assert node.metric("rowlock_heartbeat_failures_total") >= 1, "no beat waits for ever"
         fleet.open("done")
         for n in range(2):
             fleet.wait_ledger("end", f"o{n}")
 
     fleet.wait_ledger("tick", "p0", ticks + 5)
+    assert all(node.readiness() == (200, "ok") for node in nodes)
     fleet.open("go")
     fleet.wait(work)
     fleet.wait(once)
@@ -157,6 +165,45 @@ def test_work_is_frozen_in_an_outage_longer_than_the_lease_and_goes_on_after_it(
     assert all(fleet.partition(start.key).claims == 1 for start in starts)
     assert not fleet.db_events("node_removed")
     assert all(len(node.incarnations) == 1 for node in nodes)
+
+
+def test_after_an_outage_only_the_work_of_a_node_that_died_in_it_moves(
+    private_fleet: Fleet,
+) -> None:
+    """The database is away for longer than the lease. One node dies meanwhile, another one gets back
+    to the database much later than the first. Whoever is back first takes nobody for dead: all have
+    been silent for as long. Only what never beats again loses its work. (Reported as quartz#847 and
+    jobrunr#453: the first to wake sees all its peers as stale.)"""
+    fleet = private_fleet
+    fleet.settings.update(unreachable_seconds=2, removal_grace_seconds=2, lease_margin_seconds=0.5)
+    with PgProxy(fleet.database.dsn_as("rowlock_node")) as proxy:
+        first, dies = (fleet.node(name, slots=2) for name in ("first", "dies"))
+        late = fleet.node("late", slots=2, ROWLOCK_DSN=proxy.dsn)
+        run = fleet.request(parts=parts(6, step("tick", fleet.path("go"))))
+        for n in range(6):
+            fleet.wait_ledger("tick", f"p{n}")
+
+        with down(fleet):
+            for node in (first, dies, late):
+                node.wait_event("lease_ended")
+            dies.kill()
+            proxy.refuse()
+        first.wait_beats(1)
+        since = time.monotonic()
+        wait_until(lambda: time.monotonic() - since > 1.0, what="the other node is late")
+        proxy.pass_on()
+
+        late.wait_beats(2)
+        starts = fleet.ledger().of("start")
+        moved = {start.key for start in starts if start.node == "dies"}
+        fleet.open("go")
+        fleet.wait(run)
+    assert len(moved) == 2
+    assert {key: fleet.partition(key).claims for key in (f"p{n}" for n in range(6))} == {
+        f"p{n}": 2 if f"p{n}" in moved else 1 for n in range(6)
+    }
+    assert [event.node_id for event in fleet.db_events("node_removed")] == [dies.incarnation]
+    assert len(first.incarnations) == len(late.incarnations) == 1
 
 
 def test_an_idle_node_asks_little(private_fleet: Fleet) -> None:
