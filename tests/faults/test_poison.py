@@ -1,8 +1,11 @@
 """Partitions that take their process or their node along: they die alone, and their neighbours live."""
 
+import json
 import signal
 
-from tests.support.fault_jobs import part, step
+import pytest
+
+from tests.support.fault_jobs import DEADLY, part, parts, step
 from tests.support.fleet import TERMINAL, Fleet, NodeProcess, eventually
 
 
@@ -94,6 +97,31 @@ def test_partitions_that_crash_their_process_cost_no_node_and_no_neighbour(fleet
     for node in nodes:
         eventually(lambda: len(node.executors()) == 2, "its slots are there again")  # noqa: B023
         eventually(lambda: slots_used(node) == 0, "and free")  # noqa: B023
+
+
+@pytest.mark.parametrize("job", ["fault.work", "fault.once"])
+def test_a_slice_whose_decoding_kills_the_process_is_given_up_too(fleet: Fleet, job: str) -> None:
+    """No attempt ever begins, so nothing of it could fail: it is given up all the same after a few processes, its
+    neighbours complete, and an AT_MOST_ONCE one has no start on record."""
+    launch = fleet.launch(job, parts=parts(5))
+    eventually(lambda: launch.out and fleet.status(launch.execution) == "RUNNING", "it is planned")
+    fleet.rows(
+        "UPDATE rowlock.batch_partitions SET slice = %s::jsonb WHERE partition_key = 'p2'",
+        json.dumps({"key": DEADLY}),
+    )
+
+    one = fleet.node("one")
+
+    assert launch.wait_exit() == 4
+    row = fleet.execution(launch.execution)
+    assert row.counts == {"total": 5, "completed": 4, "failed": 1, "cancelled": 0}
+    given_up = fleet.partition("p2")
+    assert "SIGKILL" in given_up.last_error["message"]
+    assert not fleet.rows("SELECT FROM rowlock.batch_starts WHERE partition_key = 'p2'")
+    assert not fleet.ledger().starts("p2")
+    assert len(one.incarnations) == 1
+    if job == "fault.once":
+        assert given_up.last_error["outcome"] == "not started"
 
 
 def slots_used(node: NodeProcess) -> float:

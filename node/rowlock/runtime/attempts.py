@@ -67,6 +67,9 @@ PREFETCH_SECONDS_MAX: Final = 1.0
 free for what is never kept ready: AT_MOST_ONCE work, and work that was lost with a node. Otherwise
 both would wait for as long as there is other work (tried: a lost partition came last of 365)."""
 FACTS_MAX: Final = 64
+UNSTARTED_CLAIMS_MAX: Final = 5
+"""After so many claims AT_MOST_ONCE work is not handed back once more whose process died before author code
+could begin: what kills it is its slice, and it would take one process after the other for ever."""
 FROZEN_SECONDS_MAX: Final = 600.0
 """How long frozen work waits for the database before it is given up (design: 10 minutes)."""
 INFRASTRUCTURE_DELAY_SECONDS: Final = 1.0
@@ -642,7 +645,7 @@ class Attempts:
             )
         if attempt.orphan or ending is Ending.LOST:
             self._forget(attempt)
-        elif not attempt.began:
+        elif not attempt.began and not _kills_by_its_slice(attempt):
             self._release([attempt], unstarted=True)
         elif ending not in {None, Ending.TIMEOUT} and not claim.at_most_once:
             self._release([attempt], unstarted=False)
@@ -652,12 +655,11 @@ class Attempts:
             error = json.dumps(
                 {"type": kind, "message": f"{reason} (after {seconds:.1f} s)", "traceback": ""}
             )
-            self._write_failure(
-                attempt,
-                error,
-                kind="unknown" if claim.at_most_once else "retry",
-                delay=self._backoff(attempt),
-            )
+            if not claim.at_most_once:
+                what = "retry"
+            else:
+                what = "unknown" if attempt.began else "unstarted"
+            self._write_failure(attempt, error, kind=what, delay=self._backoff(attempt))
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -1019,6 +1021,13 @@ class Attempts:
                     self._pool.send(executor, Stop(attempt=attempt.number))
             else:
                 attempt.stop_by = min(attempt.stop_by, by)
+
+
+def _kills_by_its_slice(attempt: Attempt) -> bool:
+    """Whether AT_MOST_ONCE work has cost one process after the other without ever beginning."""
+    by_itself = attempt.ending in {None, Ending.TIMEOUT}
+    claim = attempt.claim
+    return claim.at_most_once and by_itself and claim.claims >= UNSTARTED_CLAIMS_MAX
 
 
 def _counted_as(attempt: Attempt, outcome: str) -> str:
