@@ -110,6 +110,7 @@ def _an_exporter() -> Exporter:
                     running=1,
                     closing=0,
                     finishing=0,
+                    unserved=0,
                     nodes_active=1,
                     nodes_unreachable=0,
                     nodes_draining=0,

@@ -339,6 +339,13 @@ class Exporter(Collector):
             ["pool", "status"],
             add({status: attrgetter(status) for status in _LIVE}),
         )
+        yield _gauge(
+            "rowlock_executions_unserved",
+            "Executions that wait, and no living node can serve them: none registers their job with"
+            " their contract, or none with slots in their pool.",
+            ["pool"],
+            [(key[:1], value) for key, value in add({"": attrgetter("unserved")})],
+        )
 
     def _of_endings(self, endings: list[Ending]) -> Metric:
         numbers: dict[tuple[str, ...], float] = {}

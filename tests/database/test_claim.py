@@ -511,7 +511,8 @@ def buffers(plan: str) -> int:
 
 
 def test_what_a_claim_costs_does_not_know_the_history(alone: Scene) -> None:
-    """Rule 3 and 8: the generic plan reads partial indexes and rows by id, never the table."""
+    """Rule 3 and 8: the generic plan reads partial indexes and rows by id, never the table, of which
+    100,000 rows are over. Reported as argo#14904, argo#14526, que#90."""
     many_rows(alone, finished=100_000, delayed=20_000)
     node = alone.a_node()
     alone.admin.execute("SET plan_cache_mode = force_generic_plan")
@@ -532,6 +533,48 @@ def test_what_a_claim_costs_does_not_know_the_history(alone: Scene) -> None:
     update = next(plan for plan in touching if "Update on batch_partitions" in plan)
     assert "batch_partitions_pkey" in update, update
     assert max(buffers(plan) for plan in touching) < 300, touching
+
+
+def test_a_snapshot_that_somebody_holds_makes_no_beat_longer_and_no_claim_once_it_ends(
+    alone: Scene,
+) -> None:
+    """A report in one long transaction keeps every version of every row, and queues of others get slower
+    and slower by it (brandur.org/postgres-queues, planetscale.com/blog/keeping-a-postgres-queue-healthy).
+
+    Here a claim passes over what has been claimed since, half a microsecond for each; looks for work,
+    which are far more, begin at the other end of the line.
+    """
+    run = alone.an_execution(1)
+    alone.admin.execute(
+        "INSERT INTO rowlock.batch_partitions (execution_id, step, partition_key, delivery, slice)"
+        " SELECT %s, 'main', 'more-' || g, 'AT_LEAST_ONCE', '{}' FROM generate_series(1, 25000) g",
+        [run.id],
+    )
+    alone.admin.execute("VACUUM ANALYZE rowlock.batch_partitions")
+    node = alone.a_node()
+    beat = "SELECT * FROM rowlock.beat(%s, 0, false, '[]', '{}')"
+    complete = "SELECT * FROM rowlock.complete(%s, %s::bigint[], %s::uuid[], %s::jsonb[])"
+    with alone.database.connect(autocommit=False) as report:
+        report.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        report.execute("SELECT count(*) FROM rowlock.executions")
+        for seed in range(40):
+            ids, tokens = zip(
+                *alone.admin.execute(
+                    "SELECT id, claim_token FROM rowlock.claim(%s, 500, 0, false, %s)", [node, seed]
+                ),
+                strict=True,
+            )
+            alone.admin.execute(complete, [node, [*ids], [*tokens], ["1"] * len(ids)])
+        alone.admin.execute(beat, [node])
+        with plans(alone) as seen:
+            alone.admin.execute(beat, [node])
+            alone.admin.execute("SELECT rowlock._is_live(%s)", [run.id])
+        assert max(buffers(plan) for plan in seen) < 100, seen
+
+    alone.admin.execute("VACUUM rowlock.batch_partitions")
+    with plans(alone) as seen:
+        alone.admin.execute(CLAIM, [node, 4, 4, 99])
+    assert max(buffers(plan) for plan in seen) < 300, seen
 
 
 def test_looking_for_work_reads_nobody_elses_work(alone: Scene) -> None:

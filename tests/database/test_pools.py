@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -61,6 +61,36 @@ def test_what_waits_for_the_limit_of_its_execution_waits_for_no_node(scene: Scen
     scene.complete(node, claims[0])
     pool = seen(scene)
     assert (states(pool), pool.limited) == ((3, 0, 0, 1), 0)
+
+
+def test_executions_that_nobody_can_serve_are_counted(scene: Scene) -> None:
+    """Work of a job or a contract that no living node registers waits for ever without a word elsewhere
+    (dbos-transact-golang#174, dbos-transact-py#453)."""
+    run = scene.an_execution(2)
+    assert seen(scene).unserved == 1
+
+    scene.a_node(jobs={scene.job: ["another"]})
+    scene.a_node(slots=0)
+    scene.a_node(only=uuid4())
+    assert seen(scene).unserved == 1
+
+    node = scene.a_node(slots=2)
+    assert seen(scene).unserved == 0
+
+    scene.claim(node, slots=2)
+    scene.admin.execute(
+        "UPDATE rowlock.batch_nodes SET heartbeat_at = now() - interval '1 h' WHERE node_id = %s",
+        [node],
+    )
+    assert seen(scene).unserved == 0, "nothing of it waits"
+
+    other = scene.an_execution(1)
+    assert seen(scene).unserved == 1
+    scene.store.suspend(other.id, "test", None)
+    assert seen(scene).unserved == 0
+    scene.store.resume(other.id, "test", None)
+    scene.store.suspend(run.id, "test", None)
+    assert seen(scene).unserved == 1
 
 
 def test_what_is_cancelled_waits_for_nobody(scene: Scene) -> None:

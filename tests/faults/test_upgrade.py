@@ -271,3 +271,27 @@ def test_a_migration_that_waits_behind_a_long_reader_stalls_nobody_for_long(
     once_each(fleet, *runs)
     assert not fleet.db_events("node_removed")
     assert all(node.popen.poll() is None for node in nodes)
+
+
+def test_a_job_that_only_newer_nodes_know_waits_for_one_and_everybody_can_see_why(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """An old node neither drops nor fails nor completes what it does not know (formbricks#9123, titen#148,
+    backburner#154, rq#891), and work that nobody knows does not wait in silence (dbos-transact-golang#174)."""
+    old = fleet.node("old", slots=2, jobs="tests.benchmarks.jobs")
+    exporter = fleet.exporter()
+    run = fleet.request(parts=parts(5, step("rows", 1)))
+    eventually(lambda: exporter.metric("rowlock_executions_unserved") == 1, "it is counted")
+    old.wait_beats(3)
+    assert fleet.status(run) == "REQUESTED"
+    dsn = fleet.database.dsn_as("rowlock_reader")
+    told = Release(tmp_path).run("-m", "rowlock", "explain", str(run), "--dsn", dsn)
+    assert "no living node registers job 'fault.work' with contract" in told.stdout
+
+    new = fleet.node("new")
+    fleet.wait(run)
+
+    once_each(fleet, run)
+    assert {entry.node for entry in fleet.ledger().of("start")} == {new.name}
+    assert all(row.claims == 1 for row in fleet.rows_of(run))
+    eventually(lambda: exporter.metric("rowlock_executions_unserved") == 0, "it is over")

@@ -349,7 +349,11 @@ def the_last_node_is_lost_with_work_that_waits(run: Run, node: NodeProcess) -> N
     node.crash()
     run.prometheus.forget(node.name)
     run.wait_firing(
-        "QueueStalled", "QueueOldestPendingTooOld", "SilentNodeNotRemoved", "NoLiveNodes"
+        "QueueStalled",
+        "QueueOldestPendingTooOld",
+        "SilentNodeNotRemoved",
+        "NoLiveNodes",
+        "ExecutionUnserved",
     )
 
 

@@ -146,6 +146,19 @@ CASES: Final = (
         at="5m",
     ),
     Case(
+        alert="ExecutionUnserved",
+        why="nobody knows its job",
+        series={'rowlock_executions_unserved{namespace="n",pool="p",pod="e"}': "2x20"},
+        at="15m",
+        fires=POOL,
+    ),
+    Case(
+        alert="ExecutionUnserved",
+        why="a node comes in time",
+        series={'rowlock_executions_unserved{namespace="n",pool="p",pod="e"}': "2x8 0x20"},
+        at="15m",
+    ),
+    Case(
         alert="NodeUnreachable",
         why="it stays so",
         series={NODES % "unreachable": "1x20"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import statistics
 import time
 import urllib.error
 import urllib.request
@@ -16,13 +17,14 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 
 from rowlock.db.readings import Ending, Pool
-from rowlock.exporter import JOB_NAMES_MAX, POOLS_MAX, Exporter, Reading
+from rowlock.exporter import JOB_NAMES_MAX, POOLS_MAX, READ_SECONDS, Exporter, Reading
 from rowlock.runtime.health import HealthServer
 from tests.support.builders import Scene
 from tests.support.postgres import Cluster, Database
 from tests.support.waiting import wait_until
 
 UP = 'rowlock_database_up{component="exporter"}'
+PENDING = 'rowlock_queue_partitions{pool="%s",state="pending"}'
 
 
 @contextmanager
@@ -109,12 +111,12 @@ def test_a_frozen_database_delays_no_scrape_and_keeps_no_number(
         )[0]
         os.kill(pid, signal.SIGSTOP)
         try:
-            slowest = 0.0
+            scrapes: list[float] = []
             began = time.monotonic()
             while True:
                 asked = time.monotonic()
                 found = series(exporter)
-                slowest = max(slowest, time.monotonic() - asked)
+                scrapes.append(time.monotonic() - asked)
                 if found[UP] == 0:
                     break
                 assert time.monotonic() - began < 20
@@ -123,7 +125,8 @@ def test_a_frozen_database_delays_no_scrape_and_keeps_no_number(
             os.kill(pid, signal.SIGCONT)
 
         assert gauges(found) == set()
-        assert slowest < 0.5
+        assert max(scrapes) < 0.5
+        assert statistics.median(scrapes) < 0.1
         wait_up(exporter)
 
 
@@ -163,7 +166,14 @@ def a_pool(name: str, pending: int = 1) -> Pool:
                 "running",
                 "closing",
             ),
-            *("finishing", "nodes_active", "nodes_unreachable", "nodes_draining", "slots"),
+            *(
+                "finishing",
+                "unserved",
+                "nodes_active",
+                "nodes_unreachable",
+                "nodes_draining",
+                "slots",
+            ),
         ),
         0,
     )
@@ -207,6 +217,44 @@ def test_no_label_is_an_id(scene: Scene) -> None:
         found = wait_up(exporter)
 
     assert not [key for key in found if re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-", key)]
+
+
+def test_a_thousand_executions_and_a_hundred_names_of_nodes_make_no_more_series(
+    scene: Scene,
+) -> None:
+    """Ids as labels are series without bound (docket#164, zksync-era#4864, prefect-exporter#84,
+    airflow-exporter#77), and a scrape that asks for everything is most of the database's work
+    (pawtograder#946): this one takes less than a twentieth of the time between two readings."""
+    scene.an_execution(1)
+    scene.claim(scene.a_node(), slots=1)
+    with exporting(scene.database.dsn_as("rowlock_reader")) as exporter:
+        before = wait_up(exporter)
+
+    scene.admin.execute(
+        "INSERT INTO rowlock.batch_job_coordination (execution_id, job_name, contract_hash, policy,"
+        "  delivery, instance_key, parameters, pool, status, adopt_after, requested_at, started_at, step, total)"
+        " SELECT gen_random_uuid(), e.job_name, e.contract_hash, e.policy, e.delivery, 'key-' || g, '{}',"
+        "  e.pool, 'RUNNING', now(), now(), now(), 'main', 20"
+        " FROM generate_series(1, 1000) g, rowlock.batch_job_coordination e"
+    )
+    scene.admin.execute(
+        "INSERT INTO rowlock.batch_partitions (execution_id, step, partition_key, delivery, slice,"
+        "  available_at) SELECT e.execution_id, 'main', 'key-' || g, 'AT_LEAST_ONCE', '{}', now()"
+        " FROM generate_series(1, 20) g, rowlock.batch_job_coordination e WHERE e.total = 20"
+    )
+    for _ in range(100):
+        scene.a_node()
+    scene.admin.execute("ANALYZE")
+    with exporting(scene.database.dsn_as("rowlock_reader")) as exporter:
+        wait_up(exporter)
+        wait_until(lambda: series(exporter)[PENDING % scene.pool] == 20_000, what="it has read")
+        after = series(exporter)
+
+    assert set(after) == set(before)
+    assert not [key for key in after if re.search(r"[0-9a-f]{8}-|key-|node-", key)]
+    took = [v for k, v in after.items() if k.startswith("rowlock_exporter_reading_duration")]
+    assert len(took) == 3
+    assert sum(took) < 0.05 * READ_SECONDS
 
 
 def answer(port: int, path: str) -> int:

@@ -31,7 +31,7 @@ EXPECTED = {
     *("QueueStalled", "QueueOldestPendingTooOld", "NoLiveNodes", "NodeUnreachable", "NodeChurn"),
     *("PartitionFailureRatioHigh", "JobFailed", "NonTransferableLost", "DatabaseDown"),
     *("HeartbeatSlow", "ReaperNotRunning", "OperatorDown", "OperatorSyncStale", "ClockSkew"),
-    *("XminHeld", "SilentNodeNotRemoved", "ExporterDown"),
+    *("XminHeld", "SilentNodeNotRemoved", "ExporterDown", "ExecutionUnserved"),
 }
 LABELS = {
     series: {label for one in catalogue.families() if series in one.series for label in one.labels}

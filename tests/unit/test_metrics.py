@@ -36,6 +36,19 @@ def test_no_metric_has_two_meanings() -> None:
         )
 
 
+def test_what_is_true_of_all_nodes_together_is_told_by_the_exporter_alone() -> None:
+    """If every node told it, a sum would be multiplied by their number (pawtograder#946)."""
+    told: dict[str, set[str]] = {}
+    for family in catalogue.families():
+        told.setdefault(family.name, set()).add(family.source)
+
+    everybody = {"rowlock_build", "rowlock_database_up"}
+    shared = {name for name, sources in told.items() if len(sources) > 1}
+    assert shared <= everybody
+    for name in ("rowlock_queue_partitions", "rowlock_nodes", "rowlock_executions"):
+        assert told[name] == {"exporter"}
+
+
 def test_what_an_alert_looks_at_is_there_before_it_happens() -> None:
     text = page(NodeMetrics("default", ["job"]))
 

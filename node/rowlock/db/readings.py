@@ -40,6 +40,7 @@ class Pool:
     running: int
     closing: int
     finishing: int
+    unserved: int
     nodes_active: int
     nodes_unreachable: int
     nodes_draining: int
@@ -77,7 +78,7 @@ class Server:
 
 _POOLS: Final[LiteralString] = """
 SELECT pool, pending, delayed, suspended, limited, claimed, oldest_pending_seconds, paused, requested, planning,
-       running, closing, finishing, nodes_active, nodes_unreachable, nodes_draining, slots, silent_seconds
+       running, closing, finishing, unserved, nodes_active, nodes_unreachable, nodes_draining, slots, silent_seconds
 FROM rowlock.pools ORDER BY pool LIMIT %s
 """
 

@@ -94,7 +94,7 @@ BEGIN
                             ORDER BY p.id LIMIT 1)
                       ELSE (SELECT p.id FROM batch_partitions p WHERE p.execution_id = e.execution_id
                               AND p.status = 'PENDING' AND p.ready AND NOT p.alone
-                            ORDER BY p.weight DESC, p.id LIMIT 1)
+                            ORDER BY p.weight, p.id DESC LIMIT 1)  -- from the end, as the beat does
                       END IS NOT NULL
                   AND (NOT e.limited OR coalesce(rowlock._room(e.execution_id), 1) > 0)
                   AND e.execution_id <> ALL (v_unsettled)  -- or the settling starves behind claims that overlap

@@ -77,7 +77,17 @@ CREATE VIEW rowlock.pools AS
 WITH waiting AS MATERIALIZED (
     SELECT e.pool, e.status, e.suspended, held.claimed, delayed.number AS delayed, line.since,
            held.claimed >= coalesce(l.parallelism, held.claimed + 1) AS limited,
-           greatest(e.total - e.carried - c.ended - held.claimed - delayed.number, 0) AS ready
+           greatest(e.total - e.carried - c.ended - held.claimed - delayed.number, 0) AS ready,
+           -- Only nodes with slots in its pool serve partitions that wait; any node that knows the job, the rest.
+           NOT e.suspended
+           AND (e.status <> 'RUNNING' OR line.since IS NOT NULL OR delayed.number > 0)
+           AND NOT EXISTS (
+               SELECT FROM rowlock.batch_nodes n
+               WHERE n.status = 'ACTIVE' AND NOT n.draining
+                 AND rowlock.now() - n.heartbeat_at < interval '30 s'
+                 AND n.jobs -> e.job_name ? e.contract_hash
+                 AND (n.only_execution IS NULL OR n.only_execution = e.execution_id)
+                 AND (e.status <> 'RUNNING' OR n.pool = e.pool AND n.slots > 0)) AS unserved
     FROM rowlock.batch_job_coordination e
     LEFT JOIN rowlock.batch_limits l ON l.execution_id = e.execution_id
     CROSS JOIN LATERAL (
@@ -109,6 +119,7 @@ WITH waiting AS MATERIALIZED (
            count(*) FILTER (WHERE w.status = 'RUNNING') AS running,
            count(*) FILTER (WHERE w.status = 'CLOSING') AS closing,
            count(*) FILTER (WHERE w.status = 'FINISHING') AS finishing,
+           count(*) FILTER (WHERE w.unserved) AS unserved,
            bool_and(w.suspended) AS paused,
            sum(w.claimed) AS claimed,
            sum(w.delayed) FILTER (WHERE w.status = 'RUNNING') AS delayed,
@@ -143,7 +154,7 @@ SELECT pool,
        coalesce(w.paused, false) AS paused,
        coalesce(w.requested, 0) AS requested, coalesce(w.planning, 0) AS planning,
        coalesce(w.running, 0) AS running, coalesce(w.closing, 0) AS closing,
-       coalesce(w.finishing, 0) AS finishing,
+       coalesce(w.finishing, 0) AS finishing, coalesce(w.unserved, 0) AS unserved,
        coalesce(c.active, 0) AS nodes_active, coalesce(c.unreachable, 0) AS nodes_unreachable,
        coalesce(c.draining, 0) AS nodes_draining, coalesce(c.slots, 0) AS slots,
        greatest(c.silent, 0)::double precision AS silent_seconds

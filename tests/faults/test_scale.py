@@ -1,0 +1,74 @@
+"""Many nodes, much work, many deaths: what they cost the database, and what they leave behind."""
+
+from pathlib import Path
+
+from tests.support.fault_jobs import parts, step
+from tests.support.fleet import Fleet, Member, eventually
+from tests.support.supervisor import send
+
+SPENT = "SELECT sum(xact_commit + xact_rollback) FROM pg_stat_database WHERE datname = current_database()"
+WAITING = """
+SELECT count(*) FILTER (WHERE wait_event_type = 'Lock') AS held_up, count(*) AS busy FROM pg_stat_activity
+WHERE datname = current_database() AND state <> 'idle' AND application_name LIKE 'rowlock %'
+"""
+
+
+def test_idle_nodes_cost_one_statement_a_beat_and_many_claimers_do_not_queue(fleet: Fleet) -> None:
+    """Idle workers that poll in step hammer the database, and then all wait for one lock
+    (graphile-worker#564, machine#613, graphile_worker_rs#338)."""
+    nodes = [fleet.node(f"n{number}", slots=2, poll_seconds=10) for number in range(5)]
+    fleet.wait(fleet.request(parts=parts(20, step("rows", 1), prefix="warm")))
+
+    def beats() -> float:
+        return sum(node.metric("rowlock_heartbeat_duration_seconds_count") for node in nodes)
+
+    fleet.value("SELECT pg_stat_force_next_flush()")  # of our own waiting so far
+    first, spent = beats(), int(fleet.value(SPENT))
+    eventually(lambda: beats() > first + 100, "they beat")
+    spent, beaten = int(fleet.value(SPENT)) - spent, beats() - first
+    assert spent < 1.2 * beaten + 20, (
+        "each beat is one; sessions report what they did a second late"
+    )
+
+    run = fleet.request(parts=parts(500))
+    waiting = looks = 0
+
+    def is_over() -> bool:
+        nonlocal waiting, looks
+        ((held_up, busy),) = fleet.rows(WAITING)
+        waiting, looks = waiting + held_up, looks + busy
+        return fleet.status(run) == "COMPLETED"
+
+    eventually(is_over, "all of it is done")
+    assert waiting <= 0.1 * looks + 1, f"{waiting} of {looks} busy sessions waited for a lock"
+
+
+def files(member: Member) -> int:
+    """How many files the supervisor holds open."""
+    return len(list(Path(f"/proc/{member.pid}/fd").iterdir()))
+
+
+def series(member: Member) -> set[str]:
+    """Its series, but for those of statements that it had no reason for before."""
+    return {name for name in member.metrics() if not name.startswith("rowlock_db_query_")}
+
+
+def test_executors_that_die_leave_no_series_and_no_file(fleet: Fleet) -> None:
+    """Elsewhere each dead child leaves files and gauges for ever, and scrapes get slower with each
+    (client_python#275, #495, #566, #568). Here executors have no metrics: their supervisor counts."""
+    node = fleet.node("one", slots=5)
+    fleet.warm_up(node)
+    before, open_before = series(node), files(node)
+
+    for _ in range(5):
+        victims = node.executors()
+        assert len(victims) == 5
+        for process in victims:
+            send(process, 9)
+        pids = {process.pid for process in victims}
+        eventually(lambda: not pids & {p.pid for p in node.executors()}, "they are gone")  # noqa: B023
+        fleet.warm_up(node)
+
+    assert series(node) == before
+    assert not [name for name in before if "pid" in name or "executor=" in name]
+    assert files(node) <= open_before + 2
