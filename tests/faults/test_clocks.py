@@ -1,9 +1,12 @@
 """Clocks that are wrong, zones that differ, and a database whose clock is set while nodes run."""
 
 import time
+from typing import Any
 
+from tests.support.faketime import WallClock
 from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, eventually
+from tests.support.postgres import Cluster, chosen_binaries
 
 ADJUSTABLE = """
 CREATE TABLE fleet.clock AS SELECT interval '0' AS ahead;
@@ -87,3 +90,88 @@ def test_a_delayed_retry_waits_by_the_databases_clock(fleet: Fleet) -> None:
     fleet.wait(run)
     assert [start.attempt for start in fleet.ledger().starts("a")] == [1, 2]
     assert fleet.partition("a").failures == 0
+
+
+def test_wall_clocks_of_nodes_that_disagree_by_hours_decide_nothing(fleet: Fleet) -> None:
+    """One node's wall clock is an hour ahead, another's an hour behind, a third's is set while it works:
+    nobody is taken for dead, each of 100 partitions runs once, and all times in the database are its
+    own. (Where clocks of machines are compared, living peers are declared dead and their work is
+    doubled. Reported as quartznet PR#3515 and #435, db-scheduler#364 and #433, ShedLock#231 and #263,
+    and jobrunr#629.)"""
+    with WallClock("+1h") as ahead, WallClock("-1h") as behind, WallClock() as moves:
+        clocks = {"ahead": ahead, "behind": behind, "moves": moves}
+        nodes = [
+            fleet.node(name, slots=2, wait=False, **under(clock)) for name, clock in clocks.items()
+        ]
+        for node in nodes:
+            node.wait_registered()
+        before = fleet.now()
+        run = fleet.request(
+            "fault.summed",
+            parts=[*parts(6, step("wait", fleet.path("go"))), *parts(94, prefix="q")],
+        )
+        eventually(lambda: len(fleet.ledger().of("start")) == 6, "every slot works")
+        for offset in ("+1h", "-1h"):
+            moves.set(offset)
+            nodes[2].wait_beats(6)
+        offsets = [node.metric("rowlock_node_clock_offset_seconds") for node in nodes]
+        fleet.open("go")
+        fleet.wait(run)
+
+        starts = fleet.ledger().of("start")
+        assert len(starts) == len({start.key for start in starts}) == 100
+        assert [round(offset / 3600) for offset in offsets] == [1, -1, -1]
+        assert not fleet.db_events("node_unreachable")
+        assert all(len(node.incarnations) == 1 for node in nodes)
+        wrong = fleet.rows(
+            "SELECT partition_key FROM rowlock.batch_partitions WHERE execution_id = %s"
+            " AND NOT (%s <= claimed_at AND claimed_at <= ended_at AND ended_at <= clock_timestamp())",
+            *(run, before),
+        )
+        assert not wrong
+        for node in nodes:  # its watchdog could not: time.sleep fails where libfaketime is
+            node.crash()
+
+
+def under(clock: WallClock) -> dict[str, Any]:
+    """The environment of a node that lives by this clock."""
+    return dict(clock.environment)
+
+
+def test_a_server_whose_own_clock_is_set_removes_nobody_and_hides_no_dead_node() -> None:
+    """The wall clock of the database's machine jumps an hour forth and two back while work runs: nobody
+    is removed and no attempt ends. A node that dies then is found as soon as ever."""
+    with WallClock() as clock:
+        cluster = Cluster.private(binaries=clock.binaries(chosen_binaries()))
+        try:
+            cluster.prepare()
+            with Fleet(cluster.create()) as fleet:
+                a_server_whose_clock_is_set(fleet, clock)
+        finally:
+            cluster.close()
+
+
+def a_server_whose_clock_is_set(fleet: Fleet, clock: WallClock) -> None:
+    """The test above, once there is a fleet."""
+    one, two = fleet.node("one"), fleet.node("two")
+    run = fleet.request(parts=parts(2, step("tick", fleet.path("go"))))
+    for key in ("p0", "p1"):
+        fleet.wait_started(key)
+    started = fleet.now()
+
+    for offset in ("+1h", "-1h"):
+        clock.set(offset)
+        for node in (one, two):
+            node.wait_beats(8)
+        assert abs((fleet.now() - started).total_seconds()) > 3000, "it was set"
+        assert not fleet.db_events("node_unreachable")
+
+    killed = time.monotonic()
+    one.crash()
+    key = next(start.key for start in fleet.ledger().of("start") if start.node == "one")
+    fleet.open("go")
+    fleet.wait(run)
+    assert fleet.ledger().starts(key)[-1].node == "two"
+    assert time.monotonic() - killed < 10, "2 s of silence, and what a busy machine takes"
+    assert [event.node_id for event in fleet.db_events("node_removed")] == [one.incarnation]
+    assert len(two.incarnations) == 1

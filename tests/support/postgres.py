@@ -89,6 +89,7 @@ class Cluster:
         cls,
         address: str | None = None,
         *,
+        folder: Path | None = None,
         binaries: Binaries | None = None,
         options: Mapping[str, str | int] | None = None,
     ) -> Self:
@@ -96,10 +97,12 @@ class Cluster:
 
         Args:
             address: Where others than this machine reach it; all connection strings name it then.
+            folder: Where its data are, and stay; None is a folder of its own that goes with it.
             binaries: Its programs; None are those that this run of the tests is about.
             options: Its settings beside `OPTIONS`.
         """
         server = Server.start(
+            folder,
             options={**OPTIONS, **(options or {})},
             fsync=False,
             addresses=[address] if address else [],

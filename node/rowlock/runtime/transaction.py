@@ -39,6 +39,7 @@ NOT_ARMED: Final = "RL001"
 CLAIM_GONE: Final = "RL002"
 """SQLSTATE of a fence whose claim, or mastership, is gone."""
 _DIVISION_BY_ZERO: Final = "22012"
+_FAULTS_OF_THE_SERVER: Final = frozenset({"53100", "58030"})  # its disk is full, or fails
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # somebody touched the row that COMMIT locks
 
 # Each statement is one message of the simple protocol, and so one round trip. A failed SELECT ends
@@ -438,6 +439,8 @@ class Transactions:
                 raise self._fate.lose("the claim was taken away before the COMMIT") from error
             if error.sqlstate in {NOT_ARMED, _DIVISION_BY_ZERO}:
                 raise self._fate.refuse(_ENDED_BY_AUTHOR) from error
+            if error.sqlstate in _FAULTS_OF_THE_SERVER:
+                self._fate.infrastructure = error
             raise
 
     def fail(self, error: BaseException) -> None:
@@ -452,7 +455,7 @@ class Transactions:
         broken = self._session.broken
         ended = not broken and self._session.problem() == _ENDED_BY_AUTHOR
         self.abandon()
-        if broken:
+        if broken or _is_fault_of_the_server(error):
             self._fate.infrastructure = error
         elif isinstance(error, psycopg.Error):
             if error.sqlstate == CLAIM_GONE:
@@ -504,6 +507,18 @@ class Transactions:
         if problem is not None:
             self.abandon()
             raise self._fate.refuse(problem)
+
+
+def _is_fault_of_the_server(error: BaseException) -> bool:
+    """Whether a statement failed for what no author can help, also where an error was raised from it."""
+    seen: BaseException | None = error
+    for _ in range(20):  # a hostile chain has no end
+        if seen is None:
+            return False
+        if isinstance(seen, psycopg.Error) and seen.sqlstate in _FAULTS_OF_THE_SERVER:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 class Block:
