@@ -1,10 +1,12 @@
 """A node registers as soon as the database lets it, and ends only for what no waiting can mend."""
 
+import threading
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from rowlock.db.migrate import check, migrate
 from rowlock.db.store import Store
@@ -15,9 +17,12 @@ from rowlock.runtime.node import Node, NodeOptions
 from rowlock.settings import Settings
 from tests.support.postgres import Database
 from tests.support.releases import KNOWN, record_migration
+from tests.support.waiting import wait_until
 
 
-def run_a_node(database: Database, *, only_execution: UUID | None = None) -> int:
+def run_a_node(
+    database: Database, *, only_execution: UUID | None = None, role: str | None = None
+) -> int:
     """Run a node that leaves as soon as it is registered; how often it was registered."""
     registered: list[None] = []
 
@@ -26,7 +31,7 @@ def run_a_node(database: Database, *, only_execution: UUID | None = None) -> int
         node.drain()
 
     settings = Settings(
-        dsn=database.dsn,
+        dsn=database.dsn_as(role) if role else database.dsn,
         beat_seconds=0.1,
         unreachable_seconds=0.5,
         removal_grace_seconds=0.5,
@@ -56,6 +61,47 @@ def test_an_outage_in_the_middle_of_registering_is_waited_out(
 
     assert run_a_node(database) == 1
     assert len(looks) == 2
+
+
+def test_a_node_that_finds_room_for_one_connection_is_no_member_and_keeps_none(
+    database: Database,
+) -> None:
+    """It would have none to beat with, be removed, and go on holding what another node lacks: nodes that
+    start together where there is too little room would all stand still for ever."""
+    admin = psycopg.connect(database.cluster.admin_dsn, autocommit=True)
+    seen: list[int] = []
+
+    def limit(connections: int) -> None:
+        admin.execute(
+            sql.SQL("ALTER DATABASE {} CONNECTION LIMIT {}").format(
+                sql.Identifier(database.name), sql.Literal(connections)
+            )
+        )
+
+    def connections() -> int:
+        query = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND usename ^@ 'rowlock_node'"
+        )
+        row = admin.execute(query, [database.name]).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def look() -> None:
+        try:
+            for _ in range(2):
+                wait_until(lambda: connections() == 1, seconds=30, what="it connects")
+                wait_until(lambda: connections() == 0, seconds=30, what="it keeps nothing")
+            seen.append(database.value("SELECT count(*) FROM rowlock.nodes"))
+        finally:
+            limit(-1)
+
+    limit(1)
+    looking = threading.Thread(target=look)
+    looking.start()
+    assert run_a_node(database, role="rowlock_node") == 1
+    looking.join()
+    admin.close()
+    assert seen == [0], "it tried twice, and was no member"
 
 
 def test_registering_again_after_a_lost_answer_is_the_same_incarnation(
