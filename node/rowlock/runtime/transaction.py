@@ -26,6 +26,7 @@ from psycopg.rows import TupleRow, tuple_row
 from rowlock.db.connect import (
     DEFAULTS,
     describe,
+    ended_after,
     first_line,
     is_pooled,
     parameters_of,
@@ -291,7 +292,8 @@ class WorkSession:
     def _connect(self) -> WorkConnection:
         try:
             connection = self._connection = _opened(self._dsn)
-            row = connection.execute(_WHOSE_SESSION, prepare=False).fetchone()
+            with ended_after(connection):
+                row = connection.execute(_WHOSE_SESSION, prepare=False).fetchone()
         except psycopg.Error as error:
             self.close()
             raise Unavailable(f"work {describe(self._dsn)}: {first_line(error)}") from error
