@@ -144,8 +144,15 @@ an id: what is known of one execution is in the database (`rowlock status`, `row
 has a bound: a node tells 200 jobs apart, an exporter 100 pools and 200 jobs, and what is more has the label `other`.
 Labels such as `namespace` and `pod` come from the scraper.
 
-With OpenMetrics, `rowlock_partition_duration_seconds` carries exemplars: the `execution_id` and `partition_id` of an
-attempt that took its time.
+With OpenMetrics, `rowlock_partition_duration_seconds` and `rowlock_partition_outcomes_total` carry exemplars: the
+`execution_id` and `partition_id` of an attempt that took its time or failed. Prometheus keeps them with
+`--enable-feature=exemplar-storage`, and Grafana shows them as points that name the execution to look at; `rowlock
+partitions EXECUTION` has the rest. There is nothing to switch on in rowlock.
+
+Wanted and available replicas of a pool are not exported: they are Kubernetes' to know (`kube_deployment_status_replicas`
+of kube-state-metrics, `keda_scaler_metrics_value` of KEDA), a node sees only itself. The dashboards have no panel for
+them, so that every panel has data wherever rowlock runs; compare with `rowlock_nodes`, which counts the nodes that live.
+Processor and memory come from the nodes themselves and need no cAdvisor.
 
 The chart brings [dashboards](../charts/rowlock/dashboards) and [alerts](../charts/rowlock/alerts), each alert with a
 [runbook](runbooks). This is what the dashboards look like while a node is lost, work fails and the database goes away

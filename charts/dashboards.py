@@ -606,6 +606,28 @@ NODES: Final = Page(
                     unit="s",
                 ),
                 Panel(
+                    title="Processor by pod",
+                    text="Cores that a node uses: the supervisor, its executors and what author code"
+                    " has started. A pool at its limit with a long queue needs more pods, not more slots.",
+                    queries=[(rate("rowlock_node_cpu_seconds_total", by="pod"), "{{pod}}")],
+                    unit="short",
+                ),
+                Panel(
+                    title="Memory by pod",
+                    text="Resident memory of the same processes. What climbs towards the limit of its"
+                    " container is killed there: `ROWLOCK_EXECUTOR_MEMORY_MB` renews executors before.",
+                    queries=[(f"max by (pod) (rowlock_node_memory_bytes{{{POOL}}})", "{{pod}}")],
+                    unit="bytes",
+                ),
+                Panel(
+                    title="Named locks",
+                    text="How requests for `ctx.lock` ended: at once, after a wait, or not at all. Slots"
+                    " that wait do no work: many waits ask for smaller locks, or for a limit on parallelism.",
+                    queries=[(rate("rowlock_lock_acquisitions_total", by="result"), "{{result}}")],
+                    unit="ops",
+                    kind="stack",
+                ),
+                Panel(
                     title="Lost and moved work, 1 h",
                     text="What became of the claims of lost nodes: moved to others, failed for good"
                     " because no node survives it (at_least_once), or outcome unknown (at_most_once).",

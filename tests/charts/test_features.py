@@ -777,6 +777,18 @@ def test_the_notes_print_a_batchjob_of_the_user_s(helm: Helm) -> None:
     assert batchjob["spec"] == mine
 
 
+def test_the_notes_add_up_the_connections(helm: Helm) -> None:
+    """2 nodes with 3 + 4 each, 10 with 3 + 2, 2 operators with 2, 1 exporter."""
+    pools = {
+        "default": {"replicas": 2, "slots": 4},
+        "wide": {"autoscaling": {"type": "keda", "maxReplicas": 10}},
+    }
+    values = with_values(BASE, workers={"slots": 2, "pools": pools}, operator={"replicas": 2})
+    assert "at most 69 connections" in helm.notes(values)
+    less = with_values(values, operator={"enabled": False}, exporter={"enabled": False})
+    assert "at most 64 connections" in helm.notes(less)
+
+
 def test_the_notes_say_which_secrets_another_namespace_needs(helm: Helm) -> None:
     values = with_values(
         BASE,

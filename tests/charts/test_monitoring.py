@@ -52,12 +52,15 @@ def test_alerts_can_be_left_out(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize(
-    "component,alert",
-    [("operator", "RowlockOperatorDown"), ("exporter", "RowlockExporterDown")],
+    "component,names",
+    [
+        ("operator", {"RowlockOperatorDown", "RowlockOperatorSyncStale"}),
+        ("exporter", {"RowlockExporterDown"}),
+    ],
 )
-def test_what_is_not_installed_is_not_missed(helm: Helm, component: str, alert: str) -> None:
+def test_what_is_not_installed_is_not_missed(helm: Helm, component: str, names: set[str]) -> None:
     alerts = alerts_of(helm, with_values(BASE, **{component: {"enabled": False}}))
-    assert ALERTS.keys() - alerts.keys() == {alert}
+    assert ALERTS.keys() - alerts.keys() == names
 
 
 def test_alerts_have_other_times_severities_and_labels(helm: Helm) -> None:

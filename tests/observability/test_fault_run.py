@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, LiteralString
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -190,6 +191,11 @@ def nothing_fires_while_all_is_well(run: Run) -> None:
         execution = run.fleet.request(parts=parts(60, step("sleep", 0.25)))
         run.fleet.wait(execution)
         run.operator.work()
+    locks = step("locked", {"name": "desk", "seconds": 0.1})
+    run.fleet.wait(run.fleet.request(parts=parts(8, locks, prefix="locks")))
+    run.wait_metric('sum(rowlock_lock_acquisitions_total{result="waited"}) > 0')
+    run.wait_metric("min(rowlock_node_memory_bytes) > 1e7")
+    run.wait_metric("min(rowlock_node_cpu_seconds_total) > 0")
     run.wait_metric('rowlock_executions_ended{status="completed"} > 0')
     run.wait_metric(
         'sum(rowlock_partition_outcomes_total{namespace="batch",outcome="completed"}) >= 60'
@@ -240,6 +246,21 @@ def work_fails(run: Run) -> None:
     run.wait_firing("JobFailed", "PartitionFailureRatioHigh")
     for outcome in ("failed", "retried", "timeout"):
         run.wait_metric(f'sum(rowlock_partition_outcomes_total{{outcome="{outcome}"}}) > 0')
+    failures_name_themselves(run, late)
+
+
+def failures_name_themselves(run: Run, late: UUID) -> None:
+    """As exemplars, which are no labels: no series is made by an execution."""
+
+    def named(metric: str) -> bool:
+        found = run.prometheus.exemplars(metric, seconds=run.seconds)
+        return str(late) in {one["labels"].get("execution_id") for one in found}
+
+    eventually(
+        lambda: named('rowlock_partition_outcomes_total{outcome="timeout"}'), "the failure is named"
+    )
+    eventually(lambda: named("rowlock_partition_duration_seconds_bucket"), "its duration is, too")
+    assert run.prometheus.query('{__name__=~"rowlock_.*", execution_id!=""}') == []
 
 
 def a_node_is_lost_with_work_that_nobody_may_repeat(run: Run) -> NodeProcess:
@@ -308,27 +329,47 @@ def the_database_goes_away_and_nothing_old_is_shown(
     run: Run, node: NodeProcess, exporter: Member
 ) -> None:
     server, prometheus = run.fleet.database.server, run.prometheus
-    fleet = run.fleet
+    fleet, before = run.fleet, node.incarnation
+    processes = {one.pid for one in (*node.executors(), *node.watchdogs())}
     waiting = fleet.request(parts=parts(3, step("wait", fleet.path("go")), prefix="calm"))
     run.wait_metric('rowlock_queue_partitions{state="claimed"} > 0')
     server.down("immediate")
     try:
         run.wait_firing("DatabaseDown", "ReaperNotRunning")
         run.wait_metric("count(max by (component) (rowlock_database_up) == 0) == 2")
-        assert prometheus.query("rowlock_queue_partitions") == []
-        assert prometheus.query("rowlock_nodes") == []
+        only_what_is_true_is_shown(run)
         down = {one["component"] for one, _ in prometheus.query("rowlock_database_up == 0")}
         assert down == {"node", "exporter"}
         for member in (node, exporter):
             assert member.probe("/livez")[0] == 200
             assert member.probe("/readyz")[0] == 503
             assert member.popen.poll() is None
+        assert processes == {one.pid for one in (*node.executors(), *node.watchdogs())}
     finally:
         server.up()
     run.wait_metric("rowlock_queue_partitions")
     fleet.open("go")
     fleet.wait(waiting)
     eventually(lambda: "RowlockDatabaseDown" not in prometheus.firing(), "it is over")
+    assert node.incarnation == before, "nobody was removed for it"
+
+
+def only_what_is_true_is_shown(run: Run) -> None:
+    """Of the exporters nothing is left but that they cannot read; panels that say *well* say nothing."""
+    about_itself = {
+        *("rowlock_build_info", "rowlock_database_up", "rowlock_exporter_reading_up"),
+        "rowlock_exporter_reading_duration_seconds",
+    }
+    found = run.prometheus.query('{__name__=~"rowlock_.*", pod=~"exporter.*"}')
+    assert {one["__name__"] for one, _ in found} <= about_itself
+    assert {value for one, value in found if one["__name__"] == "rowlock_exporter_reading_up"} <= {
+        0
+    }
+    panels = json.loads((FOLDER / "queues.json").read_text())["panels"]
+    stats = {one["title"]: one["targets"][0]["expr"] for one in panels if one["type"] == "stat"}
+    for title in ("Queue size", "Running", "Oldest waiting", "Live nodes"):
+        assert run.prometheus.value(filled(stats[title])) is None, title
+    assert run.prometheus.value(filled(stats["Database"])) == 0
 
 
 def draw_pictures(run: Run) -> None:

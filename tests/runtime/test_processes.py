@@ -14,7 +14,9 @@ from uuid import uuid4
 import pytest
 
 from rowlock.runtime import processes
+from rowlock.runtime import usage as usage_module
 from rowlock.runtime.processes import MARK_VARIABLE, Process, Tree
+from rowlock.runtime.usage import Usage, of_family
 from tests.support.supervisor import Supervisor, environment, identity, is_alive, send, state
 from tests.support.waiting import wait_until
 
@@ -325,3 +327,43 @@ def test_memory_of_a_process_is_told_in_bytes(started: Started) -> None:
     assert mine is not None
     assert 10_000_000 < mine < 2_000_000_000
     assert processes.memory_bytes(2**22) is None
+
+
+# -- what they use -----------------------------------------------------------------------------
+
+
+def test_the_usage_of_a_family_counts_its_descendants_also_those_that_have_ended(
+    started: Started,
+) -> None:
+    """A parent that sleeps, whose first child has burnt processor time and whose second holds memory."""
+    code = (
+        "import subprocess, sys, time\n"
+        "burn = 'import time\\nwhile time.process_time() < 0.3: pass'\n"
+        "hold = 'x = bytearray(50_000_000); print(1, flush=True); import time; time.sleep(600)'\n"
+        "run = [sys.executable, '-I', '-S', '-c']\n"
+        "subprocess.run([*run, burn])\n"
+        "held = subprocess.Popen([*run, hold], stdout=subprocess.PIPE)\n"
+        "held.stdout.readline()\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)"
+    )
+    tree = started.leader([sys.executable, "-I", "-S", "-c", code])
+    assert started.line() == "ready\n"
+
+    usage = of_family(tree.leader)
+
+    assert usage is not None
+    assert 0.3 <= usage.cpu_seconds < 60
+    assert 50_000_000 < usage.memory_bytes < 500_000_000
+    assert of_family(2**22) is None
+    processes.kill([tree])
+
+
+def test_the_processor_time_of_a_node_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([Usage(2.0, 10), Usage(1.5, 20), Usage(3.0, 30)])
+    monkeypatch.setattr(usage_module, "of_family", lambda _pid: next(looks))
+    node = usage_module.NodeUsage("default")
+
+    told = [[family.samples[0].value for family in node.collect()] for _ in range(3)]
+
+    assert told == [[2.0, 10], [2.0, 20], [3.0, 30]]

@@ -160,6 +160,14 @@ class Prometheus:
         series: list[Any] = found["result"]
         return series
 
+    def exemplars(self, expr: str, *, seconds: float) -> list[Any]:
+        """The exemplars of these series in the last seconds, as Prometheus gives them."""
+        now = time.time()
+        found: Any = self._get(
+            "query_exemplars", query=expr, start=str(now - seconds), end=str(now)
+        )
+        return [one for series in found for one in series["exemplars"]]
+
     def firing(self) -> set[str]:
         """The alerts that fire now."""
         return {

@@ -114,3 +114,21 @@ def test_the_autoscaler_asks_for_what_is_exported() -> None:
 
 def test_no_second_series_says_when_a_counter_began() -> None:
     assert "_created" not in generate_latest(NodeMetrics("default", ["job"]).registry).decode()
+
+
+def test_a_failure_and_a_long_attempt_name_themselves_but_no_label_does() -> None:
+    metrics, execution = NodeMetrics("default"), uuid4()
+    for outcome, seconds, partition in (("failed", 0.001, 7), ("completed", 1.5, 8)):
+        metrics.ended("job", outcome, seconds, execution=execution, partition=partition)
+    metrics.ended("job", "completed", 0.002, execution=execution, partition=9)
+
+    lines = page(metrics, "application/openmetrics-text; version=1.0.0").splitlines()
+
+    named = {line.partition(" # ")[0]: line.partition(" # ")[2] for line in lines if " # {" in line}
+    failed = next(told for name, told in named.items() if 'outcome="failed"' in name)
+    assert f'execution_id="{execution}"' in failed
+    assert 'partition_id="7"' in failed
+    slow = next(told for name, told in named.items() if 'le="5.0"' in name)
+    assert 'partition_id="8"' in slow
+    assert not any('partition_id="9"' in told for told in named.values())
+    assert str(execution) not in page(metrics)

@@ -32,3 +32,17 @@ pace_ms: 1000
 {{- range .Values.imagePullSecrets }}{{ $names = append $names .name }}{{ end -}}
 {{- compact $names | uniq | join ", " -}}
 {{- end }}
+
+{{/* The most sessions that the pods of the release open at a time: a node has two of its own and one for each
+     executor whose author code is in a transaction, of which there is one more than slots. */}}
+{{- define "rowlock.notes.connections" -}}
+{{- $total := 0 -}}
+{{- range $pool, $given := .Values.workers.pools -}}
+{{- $values := include "rowlock.poolValues" (dict "root" $ "values" $given) | fromYaml -}}
+{{- $nodes := int (ternary $values.replicas $values.autoscaling.maxReplicas (eq $values.autoscaling.type "none")) -}}
+{{- $total = add $total (mul $nodes (add 3 (int $values.slots))) -}}
+{{- end -}}
+{{- if .Values.operator.enabled }}{{ $total = add $total (mul 2 (int .Values.operator.replicas)) }}{{ end -}}
+{{- if .Values.exporter.enabled }}{{ $total = add $total (int .Values.exporter.replicas) }}{{ end -}}
+{{- $total -}}
+{{- end }}

@@ -25,12 +25,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 import rowlock
+from rowlock.runtime.usage import NodeUsage
 
 DURATION_BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600)
 STATEMENT_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 JOB_NAMES_MAX: Final = 200
 EXEMPLAR_SECONDS_MIN: Final = 0.1
-"""Quicker attempts carry no exemplar: it costs as much as counting them."""
+"""Quicker attempts carry no exemplar unless they fail: it costs as much as counting them."""
 
 OUTCOMES: Final = (
     "completed",
@@ -41,6 +42,8 @@ OUTCOMES: Final = (
     "released",
     "fenced",
 )
+
+FAILURES: Final = frozenset({"failed", "retried", "timeout"})
 
 LOCK_RESULTS: Final = ("acquired", "waited", "timed_out", "stopped", "lost")
 
@@ -244,6 +247,7 @@ class NodeMetrics:
             buckets=STATEMENT_BUCKETS,
             registry=registry,
         )
+        registry.register(NodeUsage(pool))
         self._begin_at_zero(jobs)
 
     def _begin_at_zero(self, jobs: Iterable[str]) -> None:
@@ -287,19 +291,17 @@ class NodeMetrics:
     ) -> None:
         """Count the end of an attempt, and how long it took if it had started.
 
-        `execution` and `partition` become the exemplar of one that took its time: a scraper that asks
-        for OpenMetrics can show which one it was.
+        `execution` and `partition` become the exemplar of one that failed or took its time: a scraper
+        that asks for OpenMetrics can show which one it was.
         """
         outcomes, duration = self._ends.get((job, outcome)) or self._remember_end(job, outcome)
-        outcomes.inc()
-        if seconds is None:
-            return
-        if execution is not None and seconds >= EXEMPLAR_SECONDS_MIN:
-            duration.observe(
-                seconds, {"execution_id": str(execution), "partition_id": str(partition)}
-            )
-        else:
-            duration.observe(seconds)
+        slow = seconds is not None and seconds >= EXEMPLAR_SECONDS_MIN
+        which: dict[str, str] | None = None
+        if execution is not None and (slow or outcome in FAILURES):
+            which = {"execution_id": str(execution), "partition_id": str(partition)}
+        outcomes.inc(1, which if outcome in FAILURES else None)
+        if seconds is not None:
+            duration.observe(seconds, which)
 
     def removed(self, reason: str) -> None:
         """Count a node that this node removed."""

@@ -244,6 +244,18 @@ def memory_bytes(pid: int) -> int | None:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 
 
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time of a process and of those of its children that have ended and were waited for.
+
+    None when it is gone or there is no /proc.
+    """
+    raw = _read(f"/proc/{pid}/stat")
+    if not raw:
+        return None
+    ticks = raw[raw.rindex(b")") + 2 :].split(None, 16)[11:15]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
 def _prctl(option: int, value: int) -> None:
     if sys.platform != "linux":
         return
