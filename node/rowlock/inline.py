@@ -20,7 +20,16 @@ from rowlock.errors import ContractError, Fail, RetryLater, Stopped, UsageError
 from rowlock.job import AT_MOST_ONCE, Cluster
 from rowlock.registry import Definition
 from rowlock.runtime.context import ExecutorContext, ExecutorOutcome
-from rowlock.runtime.messages import Checkpoint, Finish, Lock, Reply, Run, ToSupervisor, Unlock
+from rowlock.runtime.messages import (
+    Checkpoint,
+    Finish,
+    Lock,
+    Progress,
+    Reply,
+    Run,
+    ToSupervisor,
+    Unlock,
+)
 from rowlock.runtime.transaction import Fence, WorkConnection, WorkSession
 
 __all__ = [
@@ -74,6 +83,9 @@ class PartitionRun(Generic[ResultT]):
 
     error: BaseException | None
     """What its last attempt raised; None if it completed."""
+
+    skipped: int = 0
+    """Items that it left out with `ctx.skip`; 0 if it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +170,8 @@ class Line:
 
     def __init__(self, session: Session | None) -> None:
         self.checkpoint: str | None = None
+        self.skipped = 0
+        """Items that the partition has left out, as it has reported."""
         self.written = 0
         self.results: list[tuple[int, str, str]] = []
         self._interruption = _NEVER
@@ -179,6 +193,9 @@ class Line:
         if isinstance(message, Checkpoint):
             self.crash_if_due()
             self.keep(message.checkpoint)
+            return Reply(request=1, ok=True)
+        if isinstance(message, Progress):
+            self.skipped = json.loads(message.counters).get("skipped", 0)
             return Reply(request=1, ok=True)
         if isinstance(message, (Lock, Unlock)):  # attempts follow one another: it is always free
             return Reply(request=1, ok=True, body="acquired")
@@ -256,7 +273,7 @@ class Runner:
     def _partition(self, item: Planned) -> PartitionRun[Any]:
         """Run attempts until one ends; interrupted ones and RetryLater do not count as failed."""
         key = item.partition.key
-        self._line.checkpoint = None
+        self._line.checkpoint, self._line.skipped = None, 0
         interruption, failures = self._interruption, 0
         for number in range(1, _ATTEMPTS_MAX):
             before = self._line.checkpoint
@@ -277,7 +294,10 @@ class Runner:
                 if final or failures >= self._definition.policy["max_attempts"]:
                     return PartitionRun(key=key, attempts=number, result=None, error=error)
             else:
-                return PartitionRun(key=key, attempts=number, result=result, error=None)
+                skipped = self._line.skipped
+                return PartitionRun(
+                    key=key, attempts=number, result=result, error=None, skipped=skipped
+                )
         raise UsageError(f"partition {key!r} has not ended after {_ATTEMPTS_MAX} attempts")
 
     def _attempt(self, item: Planned, number: int, interruption: Interruption) -> Any:

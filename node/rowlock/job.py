@@ -282,7 +282,28 @@ class Context(ABC, Generic[ParamsT_co]):
 
     @abstractmethod
     def progress(self, done: int, total: int | None = None) -> None:
-        """Tell people how far the attempt is. It is no checkpoint."""
+        """Tell people how far the attempt is. It is no checkpoint.
+
+        Call it as often as you like: `rowlock partitions` and `rowlock status` show it, some seconds
+        late, without a statement for each call.
+        """
+
+    @abstractmethod
+    def skip(self, item: object, error: BaseException | str) -> None:
+        """Leave an item out and say so: it is counted, and the first ten are kept with their errors.
+
+        The count is part of the checkpoint, so that an item whose chunk is repeated counts once. It is
+        written before the partition completes. Whether so many are too many is yours to decide.
+
+        Args:
+            item: What was left out, shown by its repr, cut at 200 bytes.
+            error: Why: an exception or a text, cut at 500 bytes.
+        """
+
+    @property
+    @abstractmethod
+    def skipped(self) -> int:
+        """How many items of this partition were left out, by the attempts before as well."""
 
 
 class Outcome(ABC, Generic[ResultT_co]):

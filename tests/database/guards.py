@@ -1102,6 +1102,26 @@ def a_removed_node_has_claims_left(scene: Scene) -> None:
         scene.node(node)
 
 
+def reported(scene: Scene, node: UUID, claim: Claim) -> bool:
+    return claim.id in scene.store.report(node, [(claim.id, claim.token, '{"done": 1}')])
+
+
+def a_removed_node_reports(scene: Scene) -> None:
+    with removed_holder(scene) as (node, claim):
+        assert not reported(scene, node, claim)
+
+
+def an_old_attempt_reports(scene: Scene) -> None:
+    node, old, _ = claimed_twice(scene)
+    assert not reported(scene, node, old)
+
+
+def a_completed_row_is_reported(scene: Scene) -> None:
+    node, claim = scene.a_claim()
+    scene.complete(node, claim)
+    assert not reported(scene, node, claim)
+
+
 def locked(scene: Scene, node: UUID, claim: Claim, *, store: Store | None = None) -> str:
     return (store or scene.store).acquire_lock(node, claim.id, claim.token, scene.job)
 
@@ -1317,6 +1337,15 @@ MUTANTS: Final[dict[str, Mutant]] = {
         old="status COLLATE \"C\" = 'CLAIMED'",
         new="true",
         scenario=a_completed_row_gets_a_checkpoint,
+    ),
+    "report: a removed node reports nothing": Mutant(
+        old="status <> 'REMOVED'", new="true", scenario=a_removed_node_reports
+    ),
+    f"report: {TOKEN}": Mutant(
+        old="p.claim_token = s.token", new="true", scenario=an_old_attempt_reports
+    ),
+    f"report: {TERMINAL}": Mutant(
+        old="p.status COLLATE \"C\" = 'CLAIMED'", new="true", scenario=a_completed_row_is_reported
     ),
     f"_stands: {TOKEN}": Mutant(
         old="p.claim_token = p_token",

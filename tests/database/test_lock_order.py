@@ -29,6 +29,7 @@ MOVES: Final = {
     "release": 5,
     "checkpoint": 2,
     "lock": 4,
+    "report": 4,
     "beat": 5,
     "drive": 12,
     "adopt": 5,
@@ -196,6 +197,12 @@ class Actor:
         if self.held:
             claim = self.rng.choice(self.held)
             self.store.checkpoint(self.node, claim.id, claim.token, "1")
+
+    def report(self) -> None:
+        told = self.rng.sample(self.held, min(len(self.held), 3))
+        if told:
+            text = f'{{"skipped": {self.rng.randrange(9)}}}'
+            self.store.report(self.node, [(claim.id, claim.token, text) for claim in told])
 
     def lock(self) -> None:
         """A named lock; sometimes it is given back, sometimes it is left to the end of the claim."""

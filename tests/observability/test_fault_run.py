@@ -348,6 +348,7 @@ def the_database_goes_away_and_nothing_old_is_shown(
     finally:
         server.up()
     run.wait_metric("rowlock_queue_partitions")
+    run.wait_metric("min(rowlock_database_up) == 1")
     fleet.open("go")
     fleet.wait(waiting)
     eventually(lambda: "RowlockDatabaseDown" not in prometheus.firing(), "it is over")

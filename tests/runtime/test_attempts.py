@@ -28,6 +28,7 @@ from rowlock.runtime.messages import (
     Failed,
     Lock,
     Message,
+    Progress,
     Ready,
     Reply,
     Run,
@@ -602,3 +603,53 @@ def test_a_lock_that_was_held_until_the_commit_is_tidied_up(desk: Desk) -> None:
     desk.attempts.on_message(executor, done, time.monotonic())
 
     assert "release_lock" in desk.database.names
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+def tells(desk: Desk, counters: str = '{"done": 1}', request: int = 0) -> Attempt:
+    """An attempt that runs and tells something of itself."""
+    (executor,) = desk.pool.executors
+    if not executor.work:
+        desk.claimed(a_claim())
+    (attempt,) = executor.work
+    told = Progress(attempt=attempt.number, counters=counters, request=request)
+    desk.attempts.on_message(executor, told, time.monotonic())
+    return attempt
+
+
+def test_progress_is_written_now_and_then_not_each_time_it_is_told(desk: Desk) -> None:
+    now = time.monotonic()
+    for number in range(50):
+        tells(desk, f'{{"done": {number}}}')
+        desk.attempts.turn(now)
+    assert desk.database.names.count("report") <= 1
+
+    desk.attempts.turn(now + 10)
+
+    assert desk.database.names.count("report") <= 2
+    desk.attempts.turn(now + 20)
+    assert desk.database.names.count("report") <= 2, "nothing new was told"
+
+
+def test_what_must_be_known_before_the_completion_is_answered(desk: Desk) -> None:
+    attempt = tells(desk, '{"skipped": 1}', request=5)
+    assert not answers(desk)
+
+    desk.database.take("report").answer({attempt.claim.id})
+
+    assert answers(desk) == [(True, None)]
+    tells(desk, '{"skipped": 2}', request=6)
+    desk.database.take("report").answer(set())
+    assert answers(desk)[1:] == [(False, None)]
+
+
+def test_how_far_a_failed_attempt_came_is_written_before_its_failure(desk: Desk) -> None:
+    (executor,) = desk.pool.executors
+    attempt = tells(desk)
+    failed = Failed(attempt=attempt.number, error='{"type": "E", "message": ""}', retry="policy")
+
+    desk.attempts.on_message(executor, failed, time.monotonic())
+
+    assert desk.database.names[-2:] == ["report", "fail"]

@@ -501,6 +501,34 @@ def test_status_shows_everything_of_one_execution(served: Terminal, go: Path) ->
     assert "AHEAD" not in said
 
 
+def test_progress_and_skipped_items_are_shown(served: Terminal, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    params = json.dumps({"count": 1, "wait_for": str(go)})
+    id_ = served("launch", "cli.items", "--params", params, "--detach", "--json").objects[0][
+        "execution_id"
+    ]
+    wait_until(
+        lambda: " 57/100 " in served("status", id_).out,
+        seconds=PATIENCE_SECONDS,
+        what="the node tells how far it is",
+        every_seconds=0.2,
+    )
+    assert "skipped     2 items" in served("status", id_).out
+    assert "57/100, 2 skipped" in served("partitions", id_).out
+
+    go.touch()
+    assert served("status", id_, "--watch", "--json").code == 0
+
+    assert "skipped     2 items" in served("status", id_).out
+    listed = served("partitions", id_)
+    assert "2 skipped" in listed.out
+    assert "57/100" not in listed.out, "of what is done, nothing is half done"
+    (one,) = served("partitions", id_, "--json").document["partitions"]
+    assert one["counters"]["skips"] == [
+        {"item": f"{{'line': {number}}}", "error": "ValueError: no amount"} for number in range(2)
+    ]
+
+
 def test_status_of_what_is_not_there_suggests_what_is(served: Terminal) -> None:
     id_ = served("launch", "cli.nothing", "--json").objects[0]["execution_id"]
     wrong = id_[:-1] + ("0" if id_[-1] != "0" else "1")

@@ -56,6 +56,9 @@ class Line:
         if isinstance(message, Results):
             body = json.dumps(self.pages.get(message.after, []))
             return Reply(request=1, ok=self.claim_stands, body=body)
+        if isinstance(message, Progress):
+            self.told.append(message)
+            return Reply(request=1, ok=self.claim_stands)
         if isinstance(message, (Lock, Unlock)):
             self.locks.append(message)
             return Reply(request=1, ok=self.claim_stands, body=self.lock_answer)
@@ -441,8 +444,8 @@ def test_progress_is_told_at_most_a_few_times_and_at_the_end() -> None:
     ctx = a_context(line)
     for done in range(1, 1001):
         ctx.progress(done, 1000)
-    assert line.told[0] == Progress(attempt=7, done=1, total=1000)
-    assert line.told[-1] == Progress(attempt=7, done=1000, total=1000)
+    assert line.told[0] == Progress(attempt=7, counters='{"done": 1, "total": 1000}')
+    assert line.told[-1] == Progress(attempt=7, counters='{"done": 1000, "total": 1000}')
     assert len(line.told) < 50
 
 
@@ -578,3 +581,111 @@ def test_an_attempt_whose_claim_is_gone_gets_no_lock() -> None:
         raise AssertionError
     with pytest.raises(LeaseLost):
         ctx.check_end()
+
+
+# -- skipped items -------------------------------------------------------------------------------
+
+
+def counted(line: Line) -> dict[str, Any]:
+    """What was told last."""
+    last = line.told[-1]
+    assert isinstance(last, Progress)
+    told: dict[str, Any] = json.loads(last.counters)
+    return told
+
+
+def test_skipped_items_are_counted_and_the_first_ten_kept_before_the_completion() -> None:
+    line = Line()
+    ctx = a_context(line)
+    for number in range(1000):
+        ctx.skip({"line": number}, ValueError(f"no amount in line {number}"))
+    before = len(line.told)
+
+    ctx.check_end()
+
+    assert before < 10, "not a message for each"
+    assert isinstance(line.told[-1], Progress)
+    assert line.told[-1].request == 1
+    told = counted(line)
+    assert (ctx.skipped, told["skipped"], len(told["skips"])) == (1000, 1000, 10)
+    assert told["skips"][0] == {"item": "{'line': 0}", "error": "ValueError: no amount in line 0"}
+    ctx.check_end()
+    assert len(line.told) == before + 1, "once"
+
+
+def test_what_was_skipped_before_a_checkpoint_is_counted_once() -> None:
+    """The first attempt ends in its second chunk; the next one repeats that and nothing before it."""
+    line = Line()
+    ctx = a_context(line)
+    chunks = ctx.chunks(numbers(6), size=3, key=same)
+    for item in next(chunks):
+        if item % 3 == 0:
+            ctx.skip(item, "divisible")
+    for item in next(chunks):
+        ctx.skip(item, "lost with its chunk")
+    (kept,) = line.written
+    assert kept["skips"] == {"count": 1, "first": [{"item": "3", "error": "divisible"}]}
+
+    again = a_context(line, kept)
+    for chunk in again.chunks(numbers(6), size=3, key=same):
+        for item in chunk:
+            if item % 3 == 0:
+                again.skip(item, "divisible")
+    again.check_end()
+
+    assert again.skipped == 2
+    assert [one["item"] for one in counted(line)["skips"]] == ["3", "6"]
+
+
+class Unspeakable(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __str__ = __repr__
+
+
+def test_what_only_a_checkpoint_knows_is_reported_by_the_attempt_that_completes() -> None:
+    kept: dict[str, Any] = {
+        "after": 9,
+        "items": 9,
+        "state": None,
+        "skips": {"count": 4, "first": []},
+    }
+    line = Line()
+
+    a_context(line, kept).check_end()
+
+    assert counted(line) == {"skipped": 4, "skips": []}
+
+
+def test_a_skip_is_bounded_and_never_fails_itself() -> None:
+    line = Line()
+    ctx = a_context(line)
+    hostile: list[tuple[object, BaseException | str]] = [
+        ("x" * 10**6, ValueError("y" * 10**6)),
+        (Unspeakable(), Unspeakable()),
+        ("a\0b", "\ud800"),
+    ]
+    for item, error in hostile:
+        ctx.skip(item, error)
+
+    ctx.check_end()
+
+    told = counted(line)
+    assert told["skipped"] == 3
+    assert max(len(json.dumps(one)) for one in told["skips"]) < 1000
+    assert "\\u0000" not in json.dumps(told)
+
+
+def test_an_attempt_whose_claim_is_gone_is_not_complete_over_its_skips() -> None:
+    ctx = a_context(Line(claim_stands=False))
+    ctx.skip(1, "bad")
+
+    with pytest.raises(LeaseLost):
+        ctx.check_end()
+
+
+def test_progress_that_is_no_number_is_refused() -> None:
+    for done in (1.5, "3", True, 10**18):
+        with pytest.raises(UsageError, match="must be an int"):
+            a_context(Line()).progress(done)  # type: ignore[arg-type]  # what a checker would find

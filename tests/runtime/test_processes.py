@@ -361,7 +361,11 @@ def test_the_usage_of_a_family_counts_its_descendants_also_those_that_have_ended
 
 def test_the_processor_time_of_a_node_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([Usage(2.0, 10), Usage(1.5, 20), Usage(3.0, 30)])
-    monkeypatch.setattr(usage_module, "of_family", lambda _pid: next(looks))
+
+    def look(_pid: int) -> Usage:
+        return next(looks)
+
+    monkeypatch.setattr(usage_module, "of_family", look)
     node = usage_module.NodeUsage("default")
 
     told = [[family.samples[0].value for family in node.collect()] for _ in range(3)]

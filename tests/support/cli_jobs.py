@@ -51,6 +51,24 @@ class Count(rowlock.Job[Numbers, int, int]):
         return Summary(total=sum(result for _, result in outcome.results()))
 
 
+class Items(rowlock.Job[Numbers, int, int]):
+    """Leaves out two items of each partition, and tells how far it is while it waits for its file."""
+
+    name = "cli.items"
+
+    def partition(self, params: Numbers, cluster: rowlock.Cluster) -> Iterator[int]:
+        yield from range(params.count)
+
+    def process(self, part: int, ctx: rowlock.Context[Numbers]) -> int:
+        for item in range(2):
+            ctx.skip({"line": item}, ValueError("no amount"))
+        assert ctx.params.wait_for is not None
+        while not Path(ctx.params.wait_for).exists():
+            ctx.progress(57, 100)
+            time.sleep(0.005)  # author code that waits for something outside
+        return ctx.skipped
+
+
 class Nothing(rowlock.Job[None, int, None]):
     """Takes nothing and has nothing to do."""
 

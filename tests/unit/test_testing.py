@@ -309,3 +309,29 @@ def test_locks_are_free_inline_and_their_rules_are_those_of_production() -> None
     assert testing.run(Serial, 10).summary == 45
     with pytest.raises(UsageError, match="inside itself"):
         testing.run(Greedy, 10)
+
+
+class Fussy(Sum):
+    """Leaves out every fourth number."""
+
+    name = "fussy"
+
+    def process(self, part: list[int], ctx: rowlock.Context[int]) -> int:
+        for chunk in ctx.chunks(
+            lambda after: (n for n in part if after is None or n > after), size=3, key=lambda n: n
+        ):
+            for number in chunk:
+                if number % 4 == 0:
+                    ctx.skip(number, "not today")
+            ctx.progress(chunk[-1], len(part))
+        return ctx.skipped
+
+
+@pytest.mark.parametrize("crash_after", [None, 0, 1, 2])
+def test_skipped_items_count_once_however_often_a_chunk_is_repeated(
+    crash_after: int | None,
+) -> None:
+    result = testing.run(Fussy, 20, crash_after=crash_after)
+
+    assert result.summary == 5
+    assert sum(one.skipped for one in result.partitions) == 5

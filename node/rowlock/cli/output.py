@@ -181,6 +181,13 @@ def between(start: datetime | None, end: datetime | None) -> str | None:
     return duration(max(0.0, (end - start).total_seconds()))
 
 
+def share(done: int | None, total: int | None) -> str | None:
+    """How many of how many."""
+    if done is None:
+        return None
+    return f"{done:,}" if total is None else f"{done:,}/{total:,}"
+
+
 def warn(text: str) -> None:
     """Say something on standard error that is no reason to stop."""
     print(f"rowlock: {printable(text)}", file=sys.stderr)

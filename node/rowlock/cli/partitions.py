@@ -31,7 +31,18 @@ def run(given: argparse.Namespace) -> int:
         )
         return 0
     output.print_table(
-        ("ID", "KEY", "STATUS", "NODE", "CLAIMS", "FAILURES", "LOST", "TOOK", "LAST ERROR"),
+        (
+            "ID",
+            "KEY",
+            "STATUS",
+            "NODE",
+            "CLAIMS",
+            "FAILURES",
+            "LOST",
+            "TOOK",
+            "ITEMS",
+            "LAST ERROR",
+        ),
         [_line(one) for one in page],
         empty="no partitions",
     )
@@ -50,8 +61,17 @@ def _line(one: Partition) -> tuple[object, ...]:
         one.failures,
         one.lost,
         output.between(one.started_at, one.ended_at or one.read_at),
+        _items(one),
         one.error_text,
     )
+
+
+def _items(one: Partition) -> str | None:
+    """What it told of its items; of one that is done only what it left out."""
+    told = one.counters or {}
+    done = None if one.status == "COMPLETED" else output.share(told.get("done"), told.get("total"))
+    skipped = f"{told['skipped']} skipped" if told.get("skipped") else None
+    return ", ".join(part for part in (done, skipped) if part) or None
 
 
 def _state(one: Partition) -> str:

@@ -91,6 +91,7 @@ def _print(report: Report) -> None:
             "status": _state(one),
             "partitions": details(snapshot_of(report.look))
             + (f", {pending} waiting" if pending else ""),
+            "skipped": f"{one.skipped} items" if one.skipped else None,
             "failure": _failure(one),
             "master": _master(one),
             "pool": one.pool if one.priority == 0 else f"{one.pool}, priority {one.priority}",
@@ -112,7 +113,7 @@ def _print(report: Report) -> None:
     if report.holders:
         print()
         output.print_table(
-            ("NODE", "RUNNING", "AHEAD", "LONGEST", "PARTITIONS"),
+            ("NODE", "RUNNING", "AHEAD", "LONGEST", "ITEMS", "PARTITIONS"),
             [_holder(holder, report) for holder in report.holders],
             empty="",
         )
@@ -168,5 +169,6 @@ def _holder(holder: Holder, report: Report) -> tuple[object, ...]:
         holder.running,
         holder.waiting,
         output.between(holder.oldest_at, report.execution.read_at),
+        output.share(holder.done, holder.total),
         json.dumps(holder.keys, ensure_ascii=False)[1:-1],
     )

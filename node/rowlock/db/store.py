@@ -297,6 +297,15 @@ class Store:
             )
         )
 
+    def report(self, node: UUID, reports: Sequence[tuple[int, UUID, str]]) -> set[int]:
+        """Write what attempts tell of themselves: partition, token, JSON text; whose claims stand."""
+        ids, tokens, counters = zip(*reports, strict=True)
+        cursor = self.connection.execute(
+            "SELECT rowlock.report(%s, %s::bigint[], %s::uuid[], %s::text[]::jsonb[])",
+            (node, list(ids), list(tokens), list(counters)),
+        )
+        return {row[0] for row in cursor.fetchall()}
+
     def acquire_lock(self, node: UUID, partition: int, token: UUID, name: str) -> str:
         """Take a named lock for a claim: 'acquired', 'busy', or 'lost' if the claim is gone."""
         return str(

@@ -78,6 +78,8 @@ class Execution:
     """Partitions that wait; None before the plan is sealed."""
     retried: int
     """Attempts that failed, or were lost with their node, and were made again."""
+    skipped: int
+    """Items that author code has left out, in partitions of this execution."""
     nodes: int
     """Nodes that hold claims of it."""
     read_at: datetime
@@ -133,6 +135,10 @@ class Holder:
     """Start of the attempt that has been running longest."""
     keys: list[str]
     """A few of the partitions, longest running first."""
+    done: int | None = None
+    """Items that its attempts say they have done (`ctx.progress`); None: none of them says so."""
+    total: int | None = None
+    """Of how many; None where one that tells its progress does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +165,8 @@ class Partition:
     """Type and message of what went wrong last."""
     resolution: dict[str, Any] | None
     """What a person decided about a FAILED one: how, by whom, why and when."""
+    counters: dict[str, Any] | None
+    """What its attempt told of itself: done and total, skipped and the first skips."""
     claimed_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
@@ -256,7 +264,7 @@ _EXECUTION: Final[LiteralString] = (
     " total, completed, failed, cancelled, master_node, master_name, master_epoch,"
     " cancel_requested, failure_reason, failure_message, contract_hash, launch_key, requested_at,"
     " adopt_after, started_at, ended_at, revision, suspended, parallelism, deadline_at, deletion_policy,"
-    " restart_of, carried, running, pending, retried, nodes, read_at"
+    " restart_of, carried, running, pending, retried, skipped, nodes, read_at"
     " FROM rowlock.executions"
 )
 
@@ -361,7 +369,10 @@ def holders(db: Connection, execution_id: UUID, *, keys: int = 5) -> list[Holder
         " count(*) FILTER (WHERE started_at IS NOT NULL) AS running,"
         " count(*) FILTER (WHERE started_at IS NULL) AS waiting,"
         " min(started_at) AS oldest_at,"
-        " (array_agg(partition_key ORDER BY started_at NULLS LAST, id))[1:%(keys)s] AS keys"
+        " (array_agg(partition_key ORDER BY started_at NULLS LAST, id))[1:%(keys)s] AS keys,"
+        " sum((counters ->> 'done')::bigint)::bigint AS done,"
+        " CASE WHEN count(counters ->> 'done') = count(counters ->> 'total')"
+        "  THEN sum((counters ->> 'total')::bigint)::bigint END AS total"
         " FROM rowlock.partitions"
         " WHERE execution_id = %(id)s AND status = 'CLAIMED'"
         " GROUP BY assigned_node, node_name ORDER BY node_name, assigned_node",
@@ -448,7 +459,7 @@ _PARTITION: Final[LiteralString] = (
     "SELECT id, execution_id, step, partition_key, status, assigned_node AS node_id, node_name,"
     " claims, failures, lost, alone, delivery, ready, available_at, weight,"
     # The traceback is the large part, and is a payload like the others.
-    " last_error - 'traceback' AS last_error, resolution - 'result' AS resolution,"
+    " last_error - 'traceback' AS last_error, resolution - 'result' AS resolution, counters,"
     " claimed_at, started_at, ended_at,"
     " rowlock.now() AS read_at"
     " FROM rowlock.partitions"

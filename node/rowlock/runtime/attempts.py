@@ -60,6 +60,8 @@ HOLD_SECONDS: Final = 0.05
 PIPELINE_MAX: Final = 8
 """Attempts one executor is given at a time, where they take milliseconds."""
 PIPELINE_SECONDS_MAX: Final = 0.005
+REPORT_SECONDS: Final = 2.0
+"""How often the progress of all attempts is written, in one statement."""
 HELD_SECONDS_MAX: Final = 0.5
 """How long what is kept ready waits behind an attempt that takes longer than was expected."""
 PREFETCH_SECONDS_MAX: Final = 1.0
@@ -118,7 +120,8 @@ class Attempt:
     """The last comparison with the database did not show its claim."""
     end: tuple[str, str | None] = ("unknown", None)
     """How it ended, and the JSON text of its result or error."""
-    progress: tuple[int, int | None] | None = None
+    counters: str | None = None
+    """What it has told of itself and the database does not know yet; JSON text."""
     postponed: bool = False
     """It goes back without a failure, for another time."""
 
@@ -223,6 +226,7 @@ class Attempts:
         self._notices = 0
         """How often work was noticed."""
         self._turned_at = time.monotonic()
+        self._report_at = 0.0
 
     # -- what the node asks --------------------------------------------------------------------
 
@@ -273,6 +277,8 @@ class Attempts:
         """Do all that is due."""
         self._enforce_times(now)
         self._locks.turn(now)
+        if now >= self._report_at:
+            self._report(now)
         if self._host.lease_holds:
             self._hand_back_held(now)
             self._dispatch(now)
@@ -287,13 +293,14 @@ class Attempts:
         match message:
             case Ready():
                 self._decide_go(attempt)
-            case Progress(done=done, total=total):
-                attempt.progress = (done, total)
+            case Progress():
+                self._note_progress(attempt, message)
             case Checkpoint():
                 self._write_checkpoint(attempt, message)
             case Lock() | Unlock():
                 self._mind_lock(attempt, message, now)
             case Completed(result=result, committed=committed):
+                attempt.counters = None  # it was told in time what must be known of it
                 self._answered(attempt, now)
                 self._complete(attempt, result, committed=committed)
             case Failed():
@@ -571,6 +578,40 @@ class Attempts:
             lambda store: store.checkpoint(node_id, claim.id, claim.token, message.checkpoint), done
         )
 
+    def _note_progress(self, attempt: Attempt, message: Progress) -> None:
+        if not message.request:
+            attempt.counters = message.counters
+            return
+        attempt.counters = None
+        reply, node_id, claim = (
+            self._replier(attempt, message.request),
+            attempt.node_id,
+            attempt.claim,
+        )
+
+        def done(standing: set[int]) -> None:
+            reply(claim.id in standing, None)
+
+        report = [(claim.id, claim.token, message.counters)]
+        self._host.work.tell(lambda store: store.report(node_id, report), done)
+
+    def _report(self, now: float) -> None:
+        """Write what has been told of progress since the last time."""
+        self._report_at = now + REPORT_SECONDS
+        self._write_progress([one for one in self._live.values() if one.counters is not None])
+
+    def _write_progress(self, attempts: list[Attempt]) -> None:
+        node_id = self._host.node_id
+        reports: list[tuple[int, UUID, str]] = []
+        for one in attempts:
+            if one.counters is not None and one.node_id == node_id:
+                reports.append((one.claim.id, one.claim.token, one.counters))
+            one.counters = None
+        if reports:  # tried once: it is for people, and there will be more of it
+            self._host.work.ask(
+                lambda store: store.report(node_id, reports), _ignore_answer, _ignore_answer
+            )
+
     def _mind_lock(self, attempt: Attempt, message: Lock | Unlock, now: float) -> None:
         """Take a named lock for the attempt, or give it back."""
         reply = self._replier(attempt, message.request)
@@ -670,6 +711,7 @@ class Attempts:
         attempt.seconds = now - attempt.sent_at
         self._pace.note(attempt.seconds)
         self._pool.taken_back(executor, attempt)
+        self._write_progress([attempt])
         if executor.work:
             executor.work[0].sent_at = now
 
@@ -1028,6 +1070,10 @@ def _kills_by_its_slice(attempt: Attempt) -> bool:
     by_itself = attempt.ending in {None, Ending.TIMEOUT}
     claim = attempt.claim
     return claim.at_most_once and by_itself and claim.claims >= UNSTARTED_CLAIMS_MAX
+
+
+def _ignore_answer(_answer: object) -> None:
+    """Whether it was written does not matter."""
 
 
 def _counted_as(attempt: Attempt, outcome: str) -> str:

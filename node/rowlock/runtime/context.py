@@ -26,6 +26,7 @@ from rowlock import contract
 from rowlock.contract import Codec
 from rowlock.errors import ContractError, Stopped, UsageError
 from rowlock.job import Context, Outcome
+from rowlock.runtime.counters import Counters
 from rowlock.runtime.fate import Fate
 from rowlock.runtime.messages import (
     Checkpoint,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:  # only an attempt that asks for a transaction pays for the da
 
 PROGRESS_SECONDS: Final = 0.2
 """Least time between two Progress messages of an attempt; what comes sooner is dropped."""
+
+_COUNT_MAX: Final = 10**18
 
 LOCK_NAME_BYTES: Final = 200
 """The longest name of a lock, in UTF-8."""
@@ -186,7 +189,7 @@ class ExecutorContext(Fenced, Context[Any]):
         self.stop_raised = False
         """`Stopped` was raised; author code that swallows it has still not done the work."""
         self._run = run
-        self._after, self._items, self._state = _read_checkpoint(run.checkpoint)
+        self._after, self._items, self._state, self._counters = _read_checkpoint(run.checkpoint)
         self._chunk: _Chunk | None = None
         self._chunked = False
         self._chunk_committed = False
@@ -240,14 +243,43 @@ class ExecutorContext(Fenced, Context[Any]):
 
     def progress(self, done: int, total: int | None = None) -> None:
         """Tell people how far the attempt is; at most five times a second, and at the end."""
-        now = time.monotonic()
-        if now - self._progress_at < PROGRESS_SECONDS and done != total:
+        if time.monotonic() - self._progress_at < PROGRESS_SECONDS and done != total:
             return
         for name, value in (("done", done), ("total", total)):
-            if value is not None and not _is_whole(value):
-                raise UsageError(f"ctx.progress: {name}={value!r} must be an int")
-        self._progress_at = now
-        self._line.tell(Progress(attempt=self._run.attempt, done=done, total=total))
+            if value is not None and not (_is_whole(value) and abs(value) < _COUNT_MAX):
+                raise UsageError(
+                    f"ctx.progress: {name}={value!r} must be an int of at most 18 digits"
+                )
+        self._counters.done, self._counters.total = done, total
+        self._tell_progress()
+
+    def skip(self, item: object, error: BaseException | str) -> None:
+        """Count an item that is left out; see `rowlock.Context`."""
+        self.fate.check()
+        self._counters.skip(item, error)
+        if time.monotonic() - self._progress_at >= PROGRESS_SECONDS:
+            self._tell_progress()
+
+    @property
+    def skipped(self) -> int:
+        """How many items of the partition were left out."""
+        return self._counters.skipped
+
+    def _tell_progress(self) -> None:
+        self._progress_at = time.monotonic()
+        self._line.tell(Progress(attempt=self._run.attempt, counters=self._counters.report()))
+
+    def _report_skips(self) -> None:
+        """Have it written before the completion is: what was left out is not to be lost."""
+        if self._counters.is_reported:
+            return
+        attempt, counters = self._run.attempt, self._counters.report()
+        reply = self._line.ask(
+            lambda number: Progress(request=number, attempt=attempt, counters=counters)
+        )
+        if not reply.ok:
+            raise self.fate.lose("the claim was taken away; what was skipped is not recorded")
+        self._counters.reported()
 
     def save(self, state: object) -> None:
         """Save a checkpoint; see `rowlock.Context`."""
@@ -261,7 +293,7 @@ class ExecutorContext(Fenced, Context[Any]):
                 "inside ctx.chunks, where each transaction carries its own checkpoint"
             )
         if chunk is not None and not chunk.committed:
-            _document(chunk.after, self._items, text)  # what is too large is refused here
+            self._document(chunk.after, self._items, text)  # what is too large is refused here
             if work is not None and work.open:
                 chunk.block_state = text
             else:
@@ -378,7 +410,7 @@ class ExecutorContext(Fenced, Context[Any]):
         self._locks.discard(name)
 
     def check_end(self) -> None:
-        """Look whether a plain return from process() can be a completion.
+        """Look whether a plain return from process() can be a completion, and report what it left out.
 
         Raises:
             Stopped: The attempt stopped early.
@@ -387,6 +419,7 @@ class ExecutorContext(Fenced, Context[Any]):
         self.fate.check()
         if self.stop_raised or (self.stop_seen and not self.has_finished):
             raise Stopped
+        self._report_skips()
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -435,12 +468,18 @@ class ExecutorContext(Fenced, Context[Any]):
             raise self.fate.refuse("the loop of ctx.chunks ended inside its ctx.transaction()")
         items = self._items + chunk.items
         state = chunk.block_state or chunk.state or self._state
-        work.commit("checkpoint", _document(chunk.after, items, state))
+        work.commit("checkpoint", self._document(chunk.after, items, state))
         self._after, self._items, self._state = chunk.after, items, state
         chunk.committed = self._chunk_committed = True
 
+    def _document(self, after: str, items: int, state: str) -> str:
+        skips = self._counters.kept()
+        more = "" if skips is None else f',"skips":{skips}'
+        text = f'{{"after":{after},"items":{items},"state":{state}{more}}}'
+        return contract.check_json(text, "checkpoint", contract.CHECKPOINT_BYTES)
+
     def _write_checkpoint(self, after: str, items: int, state: str) -> None:
-        document = _document(after, items, state)
+        document = self._document(after, items, state)
         attempt = self._run.attempt
         reply = self._line.ask(
             lambda number: Checkpoint(request=number, attempt=attempt, checkpoint=document)
@@ -546,21 +585,20 @@ def _is_text(text: str) -> bool:
 # -- checkpoints as JSON -----------------------------------------------------------------------
 
 
-def _document(after: str, items: int, state: str) -> str:
-    text = f'{{"after":{after},"items":{items},"state":{state}}}'
-    return contract.check_json(text, "checkpoint", contract.CHECKPOINT_BYTES)
+def _read_checkpoint(text: str | None) -> tuple[str, int, str, Counters]:
+    """The key after which to resume, the items done so far, the author's state, what was skipped.
 
-
-def _read_checkpoint(text: str | None) -> tuple[str, int, str]:
-    """The key after which to resume, the items done so far, the author's state; as JSON texts."""
+    Key and state are JSON texts.
+    """
     if text is None:
-        return "null", 0, "null"
+        return "null", 0, "null", Counters()
     try:
         document = json.loads(text)
         items = document["items"]
         if not isinstance(items, int):
             raise TypeError(items)
-        return json.dumps(document["after"]), items, json.dumps(document["state"])
+        counters = Counters.of_checkpoint(document.get("skips"))
+        return json.dumps(document["after"]), items, json.dumps(document["state"]), counters
     except (ValueError, KeyError, TypeError) as error:
         problem = "expected an object with after, items and state, as rowlock writes it"
         raise ContractError("checkpoint", "$", problem) from error

@@ -79,7 +79,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer to a request of the executor (`Checkpoint`, `Lock`, `Unlock`, `Slices`, `Results`)."""
+    """The answer to a request of the executor (`Checkpoint`, `Lock`, …)."""
 
     request: int
     ok: bool
@@ -193,11 +193,13 @@ class Unlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the attempt says it is (for people)."""
+    """How far the attempt says it is, and what it has skipped (for people)."""
 
     attempt: int
-    done: int
-    total: int | None
+    counters: str
+    """JSON text."""
+    request: int = 0
+    """Answered with `Reply` once it is written; 0: it is written when there is time, and not answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,6 +191,8 @@ CREATE TABLE batch_partitions (
     slice         jsonb NOT NULL,
     checkpoint    jsonb,
     result        jsonb,
+    -- For people: how far the attempt says it is (done, total), how many items were skipped, and the first of them.
+    counters      jsonb,
     last_error    jsonb,
     -- What a person decided about a FAILED row: {how, by, why, at, result}. The row stays as it is; the
     -- next execution of the instance goes by it.
@@ -238,6 +240,9 @@ CREATE TABLE batch_counts (
     failed       bigint NOT NULL DEFAULT 0,
     cancelled    bigint NOT NULL DEFAULT 0,
     retried      bigint NOT NULL DEFAULT 0,       -- attempts that failed, or were lost, and are made again
+    -- Items skipped, by what this node has reported of a partition less what was reported of it before: a sum
+    -- over nodes, each of which may be negative.
+    skipped      bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (execution_id, step, node_id)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 

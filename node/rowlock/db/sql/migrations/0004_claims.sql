@@ -473,6 +473,43 @@ BEGIN
 END
 $$;
 
+-- What attempts tell of themselves: `counters` takes the place of what was told before, so that it may be sent
+-- twice. Returns the partitions whose claim stands.
+CREATE FUNCTION rowlock.report(p_node uuid, p_ids bigint[], p_tokens uuid[], p_counters jsonb[]) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM batch_nodes
+    WHERE node_id = p_node AND status <> 'REMOVED'  -- guard: a removed node reports nothing
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH sent AS MATERIALIZED (
+        SELECT * FROM unnest(p_ids, p_tokens, p_counters) AS s (id, token, counters)
+    ), held AS MATERIALIZED (
+        SELECT p.id, p.execution_id, p.step, s.counters,
+               coalesce((s.counters ->> 'skipped')::bigint, 0) - coalesce((p.counters ->> 'skipped')::bigint, 0) AS more
+        FROM sent s JOIN batch_partitions p ON p.id = s.id
+        WHERE p.id = ANY (p_ids)
+          AND p.claim_token = s.token  -- guard: only the claim that was taken
+          AND p.status COLLATE "C" = 'CLAIMED'  -- guard: terminal states never change
+        ORDER BY p.id FOR NO KEY UPDATE OF p
+    ), written AS (
+        UPDATE batch_partitions p SET counters = h.counters
+        FROM held h WHERE p.id = h.id AND p.id = ANY (p_ids)
+        RETURNING p.id
+    ), counted AS (
+        INSERT INTO batch_counts AS c (execution_id, step, node_id, skipped)
+        SELECT h.execution_id, h.step, p_node, sum(h.more)
+        FROM held h GROUP BY h.execution_id, h.step HAVING sum(h.more) <> 0 ORDER BY h.execution_id, h.step
+        ON CONFLICT (execution_id, step, node_id) DO UPDATE SET skipped = c.skipped + excluded.skipped
+    )
+    SELECT w.id FROM written w;
+END
+$$;
+
 -- Whether a claim stands. A token is drawn once: of one that is gone this stays false for ever.
 CREATE FUNCTION rowlock._stands(p_id bigint, p_token uuid) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp

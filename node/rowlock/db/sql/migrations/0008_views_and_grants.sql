@@ -22,7 +22,7 @@ SELECT e.execution_id, e.exec_no, e.job_name, e.instance_key, e.status, e.pool, 
        e.contract_hash, e.launch_key, e.requester, e.requested_at, e.adopt_after, e.started_at, e.ended_at, e.revision,
        rowlock.now() AS read_at,
        e.suspended, l.parallelism, e.deadline_at, e.restart_of, e.carried, e.deletion_policy,
-       held.running, held.nodes, p.retried,
+       held.running, held.nodes, p.retried, p.skipped,
        CASE WHEN e.ended_at IS NOT NULL THEN 0
             ELSE greatest(e.total - p.completed - p.failed - p.cancelled - held.running, 0) END AS pending
 FROM rowlock.batch_job_coordination e
@@ -32,7 +32,7 @@ CROSS JOIN LATERAL (
     SELECT coalesce((e.counts ->> 'completed')::bigint, e.carried + coalesce(sum(c.completed), 0)::bigint) AS completed,
            coalesce((e.counts ->> 'failed')::bigint, sum(c.failed)::bigint, 0) AS failed,
            coalesce((e.counts ->> 'cancelled')::bigint, sum(c.cancelled)::bigint, 0) AS cancelled,
-           coalesce(sum(c.retried)::bigint, 0) AS retried
+           coalesce(sum(c.retried)::bigint, 0) AS retried, coalesce(sum(c.skipped)::bigint, 0) AS skipped
     FROM rowlock.batch_counts c WHERE c.execution_id = e.execution_id) p
 CROSS JOIN LATERAL (
     SELECT count(*) AS running, count(DISTINCT c.assigned_node) AS nodes
@@ -42,7 +42,8 @@ CROSS JOIN LATERAL (
 CREATE VIEW rowlock.partitions AS
 SELECT p.id, p.execution_id, p.step, p.partition_key, p.status, p.assigned_node, n.name AS node_name,
        p.claim_token, p.claims, p.failures, p.lost, p.alone, p.delivery, p.ready, p.available_at, p.weight,
-       p.slice, p.checkpoint, p.result, p.last_error, p.claimed_at, p.started_at, p.ended_at, p.resolution
+       p.slice, p.checkpoint, p.result, p.last_error, p.claimed_at, p.started_at, p.ended_at, p.resolution,
+       p.counters
 FROM rowlock.batch_partitions p
 LEFT JOIN rowlock.batch_nodes n ON n.node_id = p.assigned_node;
 
@@ -186,6 +187,7 @@ GRANT EXECUTE ON FUNCTION
     rowlock.fail(uuid, bigint, uuid, jsonb, text, double precision),
     rowlock.release(uuid, bigint[], uuid[], boolean),
     rowlock.checkpoint(uuid, bigint, uuid, jsonb),
+    rowlock.report(uuid, bigint[], uuid[], jsonb[]),
     rowlock.acquire_lock(uuid, bigint, uuid, text),
     rowlock.release_lock(uuid, text),
     rowlock.claims_of(uuid),
