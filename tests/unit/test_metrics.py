@@ -42,7 +42,7 @@ def test_what_is_true_of_all_nodes_together_is_told_by_the_exporter_alone() -> N
     for family in catalogue.families():
         told.setdefault(family.name, set()).add(family.source)
 
-    everybody = {"rowlock_build", "rowlock_database_up"}
+    everybody = {"rowlock_build", "rowlock_database", "rowlock_database_up"}
     shared = {name for name, sources in told.items() if len(sources) > 1}
     assert shared <= everybody
     for name in ("rowlock_queue_partitions", "rowlock_nodes", "rowlock_executions"):
