@@ -22,9 +22,10 @@ OF_A_NODE: Final = {
         "deregister",
     ),
     *("expire", "end_stranded", "promote", "retain", "mark_unreachable", "remove_node", "recover"),
-    *("progress", "resign"),
+    *("notice_server", "progress", "resign"),
 }
-"""What every node asks for, the request itself, and what a launch sends once all is over."""
+"""What every node asks for, the request itself, and what a launch sends once all is over. A new move of the protocol
+belongs here or above."""
 
 PARTS: Final = 2
 

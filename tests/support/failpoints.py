@@ -97,7 +97,8 @@ class Failpoint:
                 os.kill(os.getppid(), signal.SIGKILL)
                 threading.Event().wait()  # it takes its executors along
             case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # To this thread: one sent to the process stops it a little after the call has returned.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             case "sleep":
                 time.sleep(float(self.value))
             case "wait":
