@@ -522,3 +522,11 @@ def test_the_operators_role_is_refused(scene: Scene, what: str) -> None:
         pytest.raises(psycopg.errors.InsufficientPrivilege),
     ):
         db.execute(statement, values)
+
+
+def test_operator_and_nodes_say_the_same_of_the_same_database(
+    operator: Operator, scene: Scene
+) -> None:
+    """Whoever looks at another database than the rest, for weeks with an empty queue, is seen by its
+    metric. (Reported as eliza#15207.)"""
+    assert operator.do(operator.database.server()) == scene.store.notice_server(scene.a_node())

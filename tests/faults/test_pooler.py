@@ -1,11 +1,13 @@
 """A real PgBouncer, in transaction mode, between the nodes and the database."""
 
+import asyncio
 import re
 from collections.abc import Generator
 
 import psycopg
 import pytest
 
+from rowlock_operator.database import Database
 from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, NodeProcess
 from tests.support.pgbouncer import PgBouncer
@@ -75,6 +77,28 @@ def test_four_nodes_do_everything_through_a_pool_of_two_sessions(
         untouched = fresh.execute(SETTINGS).fetchall()
     dsn = pooler.dsn_as("rowlock_node")
     with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:  # all sessions of the pool
+        assert first.execute(SETTINGS, prepare=False).fetchall() == untouched
+        assert second.execute(SETTINGS, prepare=False).fetchall() == untouched
+
+
+def test_an_operator_asks_through_the_pooler_and_leaves_no_trace(
+    fleet: Fleet, pooler: PgBouncer
+) -> None:
+    """Its questions are asked often enough to be prepared elsewhere, in two connections over one pool."""
+    dsn = pooler.dsn_as("rowlock_operator")
+
+    async def ask() -> None:
+        database = Database(lambda: dsn, "eu-1")
+        for _ in range(12):
+            assert await database.live() == []
+            assert await database.execution_of("uid") is None
+            await database.hint(0.01)
+        await database.close()
+
+    asyncio.run(ask())
+    with fleet.database.connect(role="rowlock_operator") as fresh:
+        untouched = fresh.execute(SETTINGS).fetchall()
+    with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:
         assert first.execute(SETTINGS, prepare=False).fetchall() == untouched
         assert second.execute(SETTINGS, prepare=False).fetchall() == untouched
 

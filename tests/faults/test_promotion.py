@@ -5,7 +5,7 @@ from collections.abc import Generator
 import pytest
 
 from tests.support.fault_jobs import part, parts, step
-from tests.support.fleet import Fleet, NodeProcess
+from tests.support.fleet import Fleet, NodeProcess, eventually
 from tests.support.replica import Pair
 
 
@@ -72,6 +72,36 @@ def test_nodes_go_on_at_the_promoted_replica(fleet: Fleet, pair: Pair) -> None:
     assert fleet.partition("ended").last_error["outcome"] == "unknown"
     assert [len(fleet.ledger().starts(key)) for key in ("once0", "once1", "ended")] == [1, 1, 1]
     assert info(before) != info(nodes[0].metrics())
+    exporter = fleet.exporter()
+    eventually(
+        lambda: info(nodes[0].metrics()) in exporter.metrics(),
+        "the exporter sees the same database",
+    )
+
+
+def test_nodes_leave_a_server_that_takes_no_writes_any_more(fleet: Fleet, pair: Pair) -> None:
+    """The primary becomes read-only while all connections to it stand: the nodes drop them at the first
+    refusal, and go on at the promoted replica, authors' transactions too, without a restart."""
+    node = node_of_both(fleet, pair, "one")
+    warm = fleet.request(parts=parts(3, step("rows", 2), prefix="before"))
+    fleet.wait(warm)
+    work = fleet.request(parts=[part("held", step("wait", fleet.path("go")), step("rows", 2))])
+    fleet.wait_started("held")
+    pair.wait_caught_up()
+
+    pair.primary_takes_no_writes()
+    pair.promote()
+    fleet.move_to(pair.replica_of(fleet.database))
+    node.wait_event("server_changed")
+    node.wait_beats(3)
+    fleet.open("go")
+    fleet.wait(work)
+    more = fleet.request(parts=parts(6, step("rows", 2), prefix="after"))
+    fleet.wait(more)
+
+    assert fleet.value("SELECT count(*) FROM fleet.effects") == 20
+    assert len(node.incarnations) == 1
+    assert not fleet.db_events("node_removed")
 
 
 def info(metrics: dict[str, float]) -> str:

@@ -95,6 +95,12 @@ class Pair:
         """Make the replica a primary, on a timeline of its own."""
         assert _ask(self.replica, "SELECT pg_promote()"), "promoted within a minute"
 
+    def primary_takes_no_writes(self) -> None:
+        """Demote the primary softly: it answers, and its transactions are read-only by default."""
+        with psycopg.connect(self.primary.admin_dsn, autocommit=True) as db:
+            db.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            db.execute("SELECT pg_reload_conf()")
+
     def primary_crashes(self) -> None:
         """Crash the primary and start it again as a standby that follows nobody: it answers, read-only."""
         server = self.primary.server

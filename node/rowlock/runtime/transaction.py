@@ -327,7 +327,7 @@ def check_work_database(dsn: str) -> None:
 
 
 def _opened(dsn: str) -> WorkConnection:
-    given = parameters_of(dsn)
+    given = _of_the_writable(parameters_of(dsn))
     parameters: dict[str, Any] = {  # Any: as psycopg takes them
         **DEFAULTS,
         **given,
@@ -344,6 +344,21 @@ def _opened(dsn: str) -> WorkConnection:
     # A pooler that takes no options: its sessions may be by themselves as these would make them.
     parameters["options"] = given.get("options")
     return WorkConnection.connect(autocommit=True, row_factory=tuple_row, **parameters)
+
+
+def _of_the_writable(given: dict[str, Any]) -> dict[str, Any]:
+    """Of several servers the one that takes writes, as the control plane finds it.
+
+    libpq cannot tell in a session that is read-only by default: it would take a primary that was
+    demoted by that very setting, whose claims are those of the past.
+    """
+    if not any("," in str(given.get(name, "")) for name in ("host", "hostaddr", "port")):
+        return given
+    with psycopg.connect(**{**DEFAULTS, **given}, autocommit=True) as found:
+        chosen = {**given, "host": found.info.host, "port": found.info.port}
+        if "hostaddr" in given:
+            chosen["hostaddr"] = found.info.hostaddr
+        return chosen
 
 
 _sessions: Final[weakref.WeakSet[WorkSession]] = weakref.WeakSet()
