@@ -4,12 +4,11 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Generator, Iterator
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -18,7 +17,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rowlock.db.connect import connect, describe, shut
 from rowlock.errors import RowlockError, Unavailable, UsageError
-from tests.support.netns import Island
 from tests.support.pgproxy import PgProxy
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
@@ -282,48 +280,35 @@ def test_dropped_packets_are_noticed_by_every_connection(database: Database) -> 
     }
 
 
-ASK_TWICE = """
-import sys, threading, time
-from rowlock.db.connect import connect
-
-def ask(db, text):
-    began = time.monotonic()
-    try:
-        db.execute(text)
-    except Exception as error:
-        print(type(error).__name__, time.monotonic() - began, flush=True)
-
-waiting, idle = (connect(sys.argv[1], application_name="test") for _ in range(2))
-threads = [threading.Thread(target=ask, args=(waiting, "SELECT pg_sleep(100)"))]
-threads[0].start()
-print("ready", flush=True)
-sys.stdin.readline()
-threads.append(threading.Thread(target=ask, args=(idle, "SELECT")))
-threads[1].start()
-for thread in threads:
-    thread.join()
-"""
-
-
 def test_dropped_packets_end_a_wait_for_an_answer_and_a_request_on_an_idle_connection(
     database: Database,
 ) -> None:
     """The server's machine is gone, or a firewall has forgotten the connection; shorter times here than
     by default."""
-    with Island() as island, PgProxy(database.dsn, host=island.host) as proxy:
+    errors: list[psycopg.Error] = []
+
+    def ask(db: psycopg.Connection[Any], text: LiteralString) -> None:
+        try:
+            db.execute(text)
+        except psycopg.Error as error:
+            errors.append(error)
+
+    asleep = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'sleeps' AND wait_event = 'PgSleep'"
+    with PgProxy(database.dsn) as proxy:
         times = {"keepalives_idle": 1, "keepalives_interval": 1, "keepalives_count": 2}
         dsn = make_conninfo(proxy.dsn, **times, tcp_user_timeout=2500)
-        argv = [*island.argv, sys.executable, "-c", ASK_TWICE, dsn]
-        with subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as client:
-            assert client.stdout is not None
-            assert client.stdout.readline() == "ready\n"
-            island.drop(proxy.port)
-            said, _ = client.communicate("\n", timeout=40)
-    errors = [line.split() for line in said.splitlines()]
-    assert [kind for kind, _ in errors] == ["OperationalError"] * 2
-    assert all(float(seconds) < 15 for _, seconds in errors), errors
+        waiting, idle = (connect(dsn, application_name=name) for name in ("sleeps", "idle"))
+        threads = [
+            threading.Thread(target=ask, args=(waiting, "SELECT pg_sleep(100)"), daemon=True),
+            threading.Thread(target=ask, args=(idle, "SELECT"), daemon=True),
+        ]
+        threads[0].start()
+        wait_until(lambda: database.value(asleep) == 1, what="the server has the statement")
+        proxy.drop()
+        threads[1].start()
+        for thread in threads:
+            thread.join(30)
+    assert [type(error) for error in errors] == [psycopg.OperationalError] * 2
 
 
 # -- an end to every wait --------------------------------------------------------------------------

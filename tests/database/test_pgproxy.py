@@ -114,7 +114,7 @@ def test_a_black_hole_is_silent_to_everybody_and_forgets_nothing(
         asked = Asked(db)
         with pytest.raises(psycopg.errors.ConnectionTimeout):
             psycopg.connect(proxy.dsn, connect_timeout=2)
-        assert asked.answer is None
+        assert asked.is_alive()
 
         proxy.pass_on()
 
@@ -132,6 +132,24 @@ def test_in_a_black_hole_the_server_sees_no_client_leave(
     assert database.value(there, [pid]) == 1
     proxy.pass_on()
     wait_until(lambda: not database.value(there, [pid]), what="the server's session ends")
+
+
+def test_dropped_packets_are_not_even_acknowledged_and_come_again(proxy: PgProxy) -> None:
+    with opened(proxy) as db:
+        with psycopg.connect(f"{proxy.dsn} tcp_user_timeout=300", autocommit=True) as hasty:
+            proxy.drop()
+            asked = Asked(db)
+            with pytest.raises(psycopg.OperationalError, match="timed out"):
+                hasty.execute("SELECT")
+            with pytest.raises(psycopg.errors.ConnectionTimeout):
+                psycopg.connect(proxy.dsn, connect_timeout=2)
+        assert asked.is_alive()
+
+        proxy.pass_on()
+
+        asked.join(10)
+        assert asked.answer == ("here",)
+        opened(proxy).close()
 
 
 def test_a_delay_holds_requests_up(proxy: PgProxy) -> None:

@@ -54,7 +54,6 @@ from tests.support.fault_jobs import (
     Summed,
     Work,
 )
-from tests.support.netns import Island
 from tests.support.postgres import Database
 from tests.support.supervisor import environment, is_alive, send, state
 from tests.support.waiting import wait_until
@@ -171,7 +170,7 @@ class Member:
 
     def metrics(self) -> dict[str, float]:
         """Its metrics, by name with labels as Prometheus writes them."""
-        url = f"http://{self.address}:{self.http_port}/metrics"
+        url = f"http://127.0.0.1:{self.http_port}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:
             text = answer.read().decode()
         pairs = re.findall(r"^([a-z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
@@ -190,7 +189,7 @@ class Member:
 
     def probe(self, path: str) -> tuple[int, str]:
         """What a probe gets: status and text."""
-        url = f"http://{self.address}:{self.http_port}{path}"
+        url = f"http://127.0.0.1:{self.http_port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 return answer.status, answer.read().decode().strip()
@@ -506,7 +505,6 @@ class Fleet:
         pool: str = "default",
         jobs: str = JOBS,
         wait: bool = True,
-        inside: Island | None = None,
         failpoint: str | None = None,
         **env: str | float,
     ) -> NodeProcess:
@@ -518,19 +516,15 @@ class Fleet:
             pool: Its pool.
             jobs: The module of jobs that it imports.
             wait: Until it has registered.
-            inside: The network namespace in which it runs; None is this machine's.
             failpoint: Where it dies or stands still; see `failpoints`.
             env: Settings by the names of `Settings`, or whole environment variables in capitals.
         """
         argv = [
-            *(inside.argv if inside else ()),
             *_rowlock(failpoint, env),
             *("node", "--name", name, "--slots", str(slots)),
             *("--pool", pool, "--import", jobs, "--http", "0", "--log-format", "json"),
         ]
         node = NodeProcess(self, name, slots, argv, self._environment(env))
-        if inside:
-            node.address = inside.address
         self.members.append(node)
         return node.wait_registered() if wait else node
 

@@ -11,6 +11,8 @@ It reads the messages of the protocol, so it can tell one request from another. 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import socket
 import struct
 import threading
@@ -30,6 +32,8 @@ _QUERY, _PARSE, _BIND, _SYNC = b"Q", b"P", b"B", b"S"  # of a client
 _READY: Final = b"Z"  # of the server: a request is answered
 _IDLE: Final = b"I"  # in it: no transaction is open
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST, not FIN
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; the socket module does not know them
+_NO_PACKET: Final = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF: ret 0
 
 
 @dataclass(slots=True)
@@ -100,7 +104,7 @@ class PgProxy:
         return len(self._sessions)
 
     def pass_on(self) -> None:
-        """Be a good network again: what a black hole held back goes on, clients are let in."""
+        """Be a good network again: what was held back goes on, clients are let in."""
         self._do(self._pass_on)
 
     def delay(self, seconds: float) -> None:
@@ -129,6 +133,21 @@ class PgProxy:
         if not at:
             self._do(self._open.clear)
 
+    def drop(self) -> None:
+        """Lose every packet of clients, without a word, and send none, until `pass_on`.
+
+        As a firewall does, or a machine that is gone: nothing is acknowledged, so the client's system
+        notices in its own time.
+        """
+
+        def act() -> None:
+            self._open.clear()
+            for one in self._sockets():
+                program = struct.pack("HP", 1, ctypes.addressof(_NO_PACKET))
+                one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+        self._do(act)
+
     def cut(self, request: bytes, *, after: bool, times: int = 1) -> Cut:
         """Let requests of one kind cost their connection.
 
@@ -155,14 +174,23 @@ class PgProxy:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def _stop(self) -> None:
+        self._pass_on()
         self._server.close()
         self._reset()
-        self._pass_on()
         while self._sessions:
             await asyncio.sleep(0.001)
 
+    def _sockets(self) -> list[Any]:  # Any: asyncio's stand-ins for sockets
+        clients = [session.to_client for session in self._sessions]
+        open_ = [client.get_extra_info("socket") for client in clients if not client.is_closing()]
+        return [*self._server.sockets, *open_]
+
     def _pass_on(self) -> None:
         self._refusing = False
+        for one in self._sockets():
+            # Of a socket without a filter it is an error.
+            with contextlib.suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
         self._open.set()
 
     def _reset(self) -> None:
