@@ -385,6 +385,7 @@ def draw_pictures(run: Run) -> None:
 def the_last_node_is_lost_with_work_that_waits(run: Run, node: NodeProcess) -> None:
     fleet = run.fleet
     fleet.request(parts=parts(30, step("wait", fleet.path("never")), prefix="left"))
+    fleet.left_open = 1
     run.wait_metric(
         'sum(max by (state) (rowlock_queue_partitions{state=~"pending|claimed"})) == 30'
     )
