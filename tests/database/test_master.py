@@ -172,6 +172,38 @@ def test_a_master_that_resigns_is_replaced_at_once(scene: Scene) -> None:
     assert not scene.store.resign(run.master, run.id, run.epoch)
 
 
+def test_masters_that_were_lost_in_author_code_are_counted(scene: Scene) -> None:
+    """Those that went while they planned or finished; not those that resigned, or left while partitions ran."""
+
+    def adopted_by_a_new_node() -> Mastership:
+        taken = scene.store.adopt(scene.a_node(), run.id)
+        assert taken is not None
+        return taken
+
+    run = scene.a_plan_being_made()
+    scene.remove(run.master)
+    first = adopted_by_a_new_node()
+    assert (first.status, first.masters_lost) == ("PLANNING", 1)
+
+    assert scene.store.resign(scene.execution(run).master_node, run.id, first.epoch)
+    second = adopted_by_a_new_node()
+    assert second.masters_lost == 1, "it has told before it went"
+
+    node = scene.execution(run).master_node
+    again = scene.store.adopt(node, run.id)
+    assert again is not None
+    assert again.masters_lost == 1, "it is the same"
+
+    scene.remove(node)
+    assert adopted_by_a_new_node().masters_lost == 2
+
+    running = scene.an_execution(1)
+    scene.remove(running.master)
+    heir = scene.store.adopt(scene.a_node(), running.id)
+    assert heir is not None
+    assert (heir.status, heir.masters_lost) == ("RUNNING", 0)
+
+
 # -- under its epoch -----------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.support.fault_jobs import DEADLY, part, parts, step
-from tests.support.fleet import TERMINAL, Fleet, NodeProcess, eventually
+from tests.support.fleet import PATIENCE_SECONDS, TERMINAL, Fleet, NodeProcess, eventually
 
 
 def test_a_partition_that_kills_its_node_is_given_up_after_its_attempts(fleet: Fleet) -> None:
@@ -126,3 +126,34 @@ def test_a_slice_whose_decoding_kills_the_process_is_given_up_too(fleet: Fleet, 
 
 def slots_used(node: NodeProcess) -> float:
     return node.metrics()['rowlock_slots{pool="default",state="used"}']
+
+
+@pytest.mark.parametrize(
+    "call, reason", [("partition()", "PlanFailed"), ("finish()", "FinishFailed")]
+)
+def test_a_plan_or_an_end_that_takes_its_nodes_along_is_given_up(
+    fleet: Fleet, call: str, reason: str
+) -> None:
+    """partition() or finish() takes its node along for the fifth time, as one does that fills the memory of its
+    pod: the next master does not try it a sixth time, the execution is FAILED with the reason, and the node
+    that says so runs others."""
+    kill = [step("kill_node")]
+    planning = call == "partition()"
+    run = fleet.request(
+        "fault.summed",
+        parts=parts(2),
+        plan=kill if planning else [],
+        finish=[] if planning else kill,
+    )
+    fleet.rows("UPDATE rowlock.batch_job_coordination SET masters_lost = 4")
+    first = fleet.node("first", wait=False)
+    first.popen.wait(PATIENCE_SECONDS)
+    second = fleet.node("second")
+
+    row = fleet.wait(run, "FAILED")
+
+    assert row.failure_reason == reason
+    assert row.failure_message.startswith(f"5 masters were lost while {call} ran")
+    assert [kill.node for kill in fleet.ledger().of("kills_node")] == ["first"]
+    fleet.wait(fleet.request(parts=parts(2, prefix="next")))
+    assert len(second.incarnations) == 1

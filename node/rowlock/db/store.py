@@ -415,7 +415,7 @@ class Store:
         """Become master of this execution, or of the first that waits; None: nothing to take."""
         row = self.connection.execute(
             "SELECT execution_id, epoch, status, job_name, contract_hash, policy, delivery,"
-            " instance_key, parameters, pool FROM rowlock.adopt(%s, %s)",
+            " instance_key, parameters, pool, masters_lost FROM rowlock.adopt(%s, %s)",
             (node, execution),
         ).fetchone()
         if row is None:
@@ -431,6 +431,7 @@ class Store:
             instance_key=row[7],
             parameters=row[8],
             pool=row[9],
+            masters_lost=row[10],
         )
 
     def resign(self, node: UUID, execution: UUID, epoch: int) -> bool:

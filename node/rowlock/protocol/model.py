@@ -132,6 +132,8 @@ class Mastership:
     instance_key: str
     parameters: str
     pool: str
+    masters_lost: int
+    """How many of its masters went without a word while partition() or finish() may have run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,12 @@ TICK_SECONDS_MAX: Final = 1.0
 TICK_SHARE: Final = 0.1
 """The next look comes after a tenth of the time that has passed: quick for short executions."""
 
+MASTERS_LOST_MAX: Final = 5
+"""After so many lost masters the next one does not call author code again, which would take all nodes along."""
+
 SUPERSEDED: Final = "SUPERSEDED"
+IN_AUTHOR_CODE: Final = {"PLANNING": "partition()", "FINISHING": "finish()"}
+"""In which states of an execution its master runs which method of the author's."""
 
 Call: TypeAlias = Literal["plan", "finish"]
 
@@ -287,10 +292,24 @@ class Masters:
         )
         if mastership.epoch > 1:
             self._host.metrics.takeovers.inc()
-        if mastership.status == "PLANNING":
+        if mastership.masters_lost >= MASTERS_LOST_MAX and mastership.status in IN_AUTHOR_CODE:
+            self._give_up(master)
+        elif mastership.status == "PLANNING":
             self._calls.append((master, "plan"))
         else:
             master.look_at = now
+
+    def _give_up(self, master: Master) -> None:
+        """Its author code has taken one master after the other along: this node does not try it too."""
+        what = IN_AUTHOR_CODE[master.mastership.status]
+        message = (
+            f"{master.mastership.masters_lost} masters were lost while {what} ran: it may take its"
+            " node along, for example with all of its memory"
+        )
+        if master.mastership.status == "PLANNING":
+            self._fail_plan(master, "PlanFailed", message)
+        else:
+            self._fail_finish(master, message)
 
     def _look(self, master: Master) -> None:
         if master.looking:
@@ -519,11 +538,12 @@ class Masters:
                 extra={"event": "finish_failed", **master.describe()},
             )
             return
+        self._fail_finish(master, f"finish() failed with {text}")
+
+    def _fail_finish(self, master: Master, message: str) -> None:
         execution, epoch = master.execution_id, master.mastership.epoch
         self._host.work.tell(
-            lambda store: store.finish(
-                execution, epoch, reason="FinishFailed", message=f"finish() failed with {text}"
-            ),
+            lambda store: store.finish(execution, epoch, reason="FinishFailed", message=message),
             lambda _status: self._look(master),
         )
 

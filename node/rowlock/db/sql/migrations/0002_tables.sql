@@ -113,6 +113,7 @@ CREATE TABLE batch_job_coordination (
     stopping         boolean NOT NULL DEFAULT false,
     master_node      uuid,
     master_epoch     bigint NOT NULL DEFAULT 0,
+    masters_lost     integer NOT NULL DEFAULT 0,  -- went without a word in partition() or finish()
     step             text,
     total            bigint,                      -- partitions of the sealed plan
     first_id         bigint,                      -- their ids lie between these two, so that reading

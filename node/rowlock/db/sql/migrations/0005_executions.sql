@@ -91,7 +91,7 @@ $$;
 -- was nothing to take. A node that is already the master gets a new epoch (its last answer was lost).
 CREATE FUNCTION rowlock.adopt(p_node uuid, p_execution uuid) RETURNS TABLE (
     execution_id uuid, epoch bigint, status text, job_name text, contract_hash text, policy jsonb,
-    delivery text, instance_key text, parameters text, pool text, total bigint
+    delivery text, instance_key text, parameters text, pool text, total bigint, masters_lost integer
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
@@ -134,6 +134,9 @@ BEGIN
     WHERE e.execution_id = v_execution;
     UPDATE batch_job_coordination e
     SET master_node = p_node, master_epoch = e.master_epoch + 1,
+        -- The one before was in author code, and did not resign.
+        masters_lost = e.masters_lost + (e.status IN ('PLANNING', 'FINISHING')
+                                         AND e.master_node IS DISTINCT FROM p_node)::integer,
         status = CASE e.status WHEN 'REQUESTED' THEN 'PLANNING' ELSE e.status END
     WHERE e.execution_id = v_execution
       AND e.ended_at IS NULL  -- guard: it may have ended between the look and the lock
@@ -150,7 +153,7 @@ BEGIN
                                jsonb_build_object('epoch', v_epoch, 'previous', v_previous));
     END IF;
     RETURN QUERY SELECT e.execution_id, e.master_epoch, e.status, e.job_name, e.contract_hash, e.policy,
-        e.delivery, e.instance_key, e.parameters::text, e.pool, e.total
+        e.delivery, e.instance_key, e.parameters::text, e.pool, e.total, e.masters_lost
     FROM batch_job_coordination e WHERE e.execution_id = v_execution;
 END
 $$;
@@ -160,7 +163,9 @@ CREATE FUNCTION rowlock.resign(p_node uuid, p_execution uuid, p_epoch bigint) RE
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 BEGIN
-    UPDATE batch_job_coordination SET master_node = NULL, adopt_after = rowlock.now()
+    UPDATE batch_job_coordination
+    SET master_node = NULL, adopt_after = rowlock.now(),
+        masters_lost = masters_lost - (status IN ('PLANNING', 'FINISHING'))::integer  -- its heir adds it again
     WHERE execution_id = p_execution AND master_node = p_node
       AND master_epoch = p_epoch  -- guard: only the current mastership is given back
       AND ended_at IS NULL;
