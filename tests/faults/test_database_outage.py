@@ -107,7 +107,8 @@ def frozen_backend(fleet: Fleet, application: str) -> Generator[None]:
 
 def test_a_frozen_connection_of_the_beat_is_broken_and_opened_again_in_time(fleet: Fleet) -> None:
     """No answer comes on the beat's connection: the node breaks it, beats on another, keeps its work,
-    and is not removed."""
+    and is not removed. (Reported as pawtograder#946 and lightdash#22893: every query hangs, and no
+    keepalive notices.)"""
     fleet.settings.update(unreachable_seconds=2, removal_grace_seconds=6)
     one = fleet.node("one")
     fleet.node("two", pool="elsewhere")
