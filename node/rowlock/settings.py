@@ -59,6 +59,10 @@ class Settings:
     """How often an idle node looks for work that no notification announced. Seconds, jittered, at
     least one beat."""
 
+    evidence: bool = True
+    """Whether a node that misses two beats, and whose connections the server has ended, loses what
+    others may repeat at once. `off`: this node waits for the silence of others, and others for its own."""
+
     retention_completed_days: float | None = 30.0
     """How long executions that COMPLETED are kept with their partitions. Days, above 0; None, in the
     environment `never`, keeps them for ever."""
@@ -175,6 +179,10 @@ def _parsed(name: str, text: str, default: object) -> object:
     """The value of an environment variable; the default tells its type."""
     if name.endswith("_days"):
         return _parsed_days(text)
+    if isinstance(default, bool):
+        if text.lower() not in _SWITCH:
+            raise ValueError("must be on or off")
+        return _SWITCH[text.lower()]
     if isinstance(default, int):
         if not text.isascii() or not text.isdigit():
             raise ValueError("must be a whole number, 0 or more")
@@ -185,6 +193,9 @@ def _parsed(name: str, text: str, default: object) -> object:
         except ValueError:
             raise ValueError("must be a number of seconds") from None
     return text
+
+
+_SWITCH: Final = {"on": True, "off": False}
 
 
 def _parsed_days(text: str) -> float | None:

@@ -301,6 +301,59 @@ def a_beat_comes_before_the_removal(scene: Scene) -> None:
     assert not scene.store.remove_node(uuid4(), node, seen)[0]
 
 
+def a_beat_comes_before_the_evidence(scene: Scene) -> None:
+    node = scene.a_node()
+    beat, work = scene.connected(node)
+    seen = scene.beat_of(node)
+    beat.beat(node, load=0, draining=False)
+    scene.cut(beat, work)
+    assert not scene.store.recover_by_evidence(uuid4(), node, seen).acted
+
+
+def only_the_work_connection_is_gone(scene: Scene) -> None:
+    node = scene.a_node()
+    _, work = scene.connected(node)
+    scene.cut(work)
+    assert not scene.store.recover_by_evidence(uuid4(), node, scene.beat_of(node)).acted
+
+
+def only_the_beats_connection_is_gone(scene: Scene) -> None:
+    node = scene.a_node()
+    beat, _ = scene.connected(node)
+    scene.cut(beat)
+    assert not scene.store.recover_by_evidence(uuid4(), node, scene.beat_of(node)).acted
+
+
+def the_server_was_restarted_since(scene: Scene) -> None:
+    node = scene.gone()
+    scene.admin.execute(
+        "UPDATE rowlock.batch_nodes SET beat_backend.server_runs_since = '2020-01-01',"
+        " work_backend.server_runs_since = '2020-01-01' WHERE node_id = %s",
+        [node],
+    )
+    assert not scene.store.recover_by_evidence(uuid4(), node, scene.beat_of(node)).acted
+
+
+def a_pooler_lends_its_connection(scene: Scene) -> None:
+    told = scene.store.connection.info.backend_pid + 1
+    row = scene.store.connection.execute(
+        "SELECT rowlock.connected(%s, 'beat', %s)", [scene.a_node(), told]
+    ).fetchone()
+    assert row == ("pooler",)
+
+
+def a_start_is_held_by_a_node_that_is_gone(scene: Scene) -> None:
+    node, claim = scene.a_claim(scene.gone(), delivery=AT_MOST_ONCE)
+    scene.store.recover_by_evidence(uuid4(), node, scene.beat_of(node))
+    assert scene.partition(claim).status == "CLAIMED"
+
+
+def a_node_is_recovered_and_may_come_back(scene: Scene) -> None:
+    node = scene.gone()
+    scene.store.recover_by_evidence(uuid4(), node, scene.beat_of(node))
+    assert scene.node(node).recovered_at is None
+
+
 def a_start_is_lost(scene: Scene) -> None:
     node, claim = scene.a_claim(delivery=AT_MOST_ONCE)
     scene.remove(node)
@@ -1221,6 +1274,37 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "remove_node: only the beat that was watched": Mutant(
         old="n.beat = p_beat", new="true", scenario=a_beat_comes_before_the_removal
+    ),
+    "connected: what a pooler lends and takes proves nothing": Mutant(
+        old="p_client_pid <> pg_backend_pid()",
+        new="false",
+        scenario=a_pooler_lends_its_connection,
+    ),
+    "_is_gone: only the server that knew it can miss it": Mutant(
+        old="(p_backend).server_runs_since = rowlock._server_runs_since()",
+        new="true",
+        scenario=the_server_was_restarted_since,
+    ),
+    "recover_by_evidence: only the beat that was watched": Mutant(
+        old="n.beat = p_beat", new="true", scenario=a_beat_comes_before_the_evidence
+    ),
+    "recover_by_evidence: a node that can beat lives": Mutant(
+        old="rowlock._is_gone(n.beat_backend)",
+        new="true",
+        scenario=only_the_work_connection_is_gone,
+    ),
+    "recover_by_evidence: a node that can work lives": Mutant(
+        old="rowlock._is_gone(n.work_backend)",
+        new="true",
+        scenario=only_the_beats_connection_is_gone,
+    ),
+    "_recover_claims: AT_MOST_ONCE waits for the removal": Mutant(
+        old="p.delivery = 'AT_LEAST_ONCE'",
+        new="true",
+        scenario=a_start_is_held_by_a_node_that_is_gone,
+    ),
+    "_recover_claims: a node that may come back claims again": Mutant(
+        old="n.status = 'REMOVED'", new="true", scenario=a_node_is_recovered_and_may_come_back
     ),
     "_recover_claims: it cannot begin to end before its rows are PENDING": Mutant(
         old="FOR KEY SHARE SKIP LOCKED", new="", scenario=a_recovery_meets_a_cancel

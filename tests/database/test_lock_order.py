@@ -16,7 +16,15 @@ from rowlock.db.store import Store
 from rowlock.protocol.model import FIRST_STEP, Claim, Completion
 from rowlock.protocol.states import EXECUTION_MOVES, NODE_MOVES, PARTITION_MOVES
 from tests.support import oracles
-from tests.support.builders import AT_LEAST_ONCE, AT_MOST_ONCE, HASH, Scene, a_policy, a_seed
+from tests.support.builders import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    EVERYBODY_IS_GONE,
+    HASH,
+    Scene,
+    a_policy,
+    a_seed,
+)
 
 SECONDS: Final = float(os.environ.get("ROWLOCK_STORM_SECONDS", "4"))
 """How long the storm lasts; longer by hand, to look for what is rare."""
@@ -46,6 +54,7 @@ MOVES: Final = {
     "retain": 1,
     "suspect": 4,
     "remove": 4,
+    "accuse": 2,
     "recover": 2,
     "promote": 3,
     "leave": 1,
@@ -295,6 +304,11 @@ class Actor:
         if peer := self.peer():
             self.store.remove_node(self.node, *peer)
 
+    def accuse(self) -> None:
+        """The evidence is false; that must cost no more than an attempt."""
+        if peer := self.peer():
+            self.store.recover_by_evidence(self.node, *peer)
+
     def recover(self) -> None:
         self.store.recover(self.node)
 
@@ -424,6 +438,7 @@ def calm(actor: Actor) -> None:
 def test_a_storm_of_everything_deadlocks_nowhere_and_loses_nothing(alone: Scene) -> None:
     seed = a_seed("ROWLOCK_STORM_SEED")  # the moves are its, their interleaving is the machine's
     oracles.watch(alone)
+    alone.admin.execute(EVERYBODY_IS_GONE)
     record = Record()
     actors = [Actor(alone, record, random.Random(seed + n)) for n in range(8)]
     for _ in range(4):

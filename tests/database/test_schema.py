@@ -110,6 +110,10 @@ BROKEN: dict[str, tuple[LiteralString, str]] = {
         "UPDATE rowlock.batch_nodes SET status = 'DRAINING'",
         "batch_nodes_status_check",
     ),
+    "evidence of a kind that nobody knows": (
+        "UPDATE rowlock.batch_nodes SET evidence = 'perhaps'",
+        "batch_nodes_evidence_check",
+    ),
     "a node with fewer than no slots": (
         "UPDATE rowlock.batch_nodes SET slots = -1",
         "batch_nodes_slots_check",

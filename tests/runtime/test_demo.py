@@ -101,7 +101,7 @@ def test_the_fast_demo_kills_recovers_and_pays_nothing_twice() -> None:
         assert {one["key"] for one in settlement["recovered"]} == started
         for one in settlement["recovered"]:
             assert one["attempt"] >= 2
-            assert one["seconds"] >= 1.0
+            assert one["seconds"] > 0.0
         assert any(one["flights_kept"] for one in settlement["recovered"])
         assert payments["kill"]["node"] != settlement["kill"]["node"]
         assert payments["ended"]["status"] == "FAILED"

@@ -35,6 +35,13 @@ NIL: Final = UUID(int=0)
 """The owner of counters that belong to no node."""
 
 
+EVERYBODY_IS_GONE: Final[LiteralString] = """
+CREATE OR REPLACE FUNCTION rowlock._is_gone(p_backend rowlock.backend) RETURNS boolean LANGUAGE sql STABLE
+AS $$ SELECT true $$;
+"""
+"""Evidence is false whenever somebody asks for it: nothing that the database promises may rest on it."""
+
+
 def a_policy(
     *, max_attempts: int = 3, max_failed: int | str | None = None, has_finish: bool = False
 ) -> dict[str, Any]:
@@ -121,6 +128,29 @@ class Scene:
             only_execution=only,
         )
         return node
+
+    def connected(self, node: UUID) -> tuple[Store, Store]:
+        """The two connections of a node, for the beat and for work, announced as its own."""
+        beat, work = self.a_store(), self.a_store()
+        assert beat.connected(node, "beat", evidence=True) == "on"
+        assert work.connected(node, "work", evidence=True) == "on"
+        return beat, work
+
+    def cut(self, *stores: Store) -> None:
+        """End connections, and wait until the server has noticed."""
+        pids = [store.connection.info.backend_pid for store in stores]
+        for store in stores:
+            store.connection.close()
+        wait_until(
+            lambda: not self.all("SELECT FROM pg_stat_activity WHERE pid = ANY (%s)", pids),
+            what="the server to end the backends",
+        )
+
+    def gone(self, **node: Any) -> UUID:
+        """A node whose process has died."""
+        id_ = self.a_node(**node)
+        self.cut(*self.connected(id_))
+        return id_
 
     def beat_of(self, node: UUID) -> int:
         """What an observer would see now."""

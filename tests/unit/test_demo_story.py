@@ -197,6 +197,7 @@ def a_node(name: str, status: str = "ACTIVE", *, minutes: int = 0) -> Node:
         labels={},
         orphans=[],
         version="0",
+        evidence="on",
         removed_at=None,
         removed_reason=None,
         read_at=MOMENT,

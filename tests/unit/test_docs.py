@@ -67,9 +67,19 @@ def test_the_settings_are_described_with_their_defaults() -> None:
     assert len(rows) > 8
     for name, default in rows:
         value = getattr(defaults, name.lower())
-        # A float of a million has an exponent; a count never has.
-        told = value if isinstance(value, int | None) else f"{value:g}"
-        assert ("as `ROWLOCK_DSN`" if told is None else str(told)) == default, name
+        assert _told(value) == default, name
+
+
+def _told(value: float | None) -> str:
+    match value:
+        case None:
+            return "as `ROWLOCK_DSN`"
+        case bool():
+            return "on" if value else "off"
+        case int():
+            return str(value)  # a float of a million has an exponent; a count never has
+        case _:
+            return f"{value:g}"
 
 
 def test_the_job_and_its_test_that_are_shown_pass(

@@ -81,6 +81,7 @@ def a_node(**differs: Any) -> Node:
         "labels": {},
         "orphans": [],
         "version": "0.1.0",
+        "evidence": "on",
         "removed_at": None,
         "removed_reason": None,
         "read_at": NOW,
@@ -435,3 +436,20 @@ def test_what_was_abandoned_is_never_restarted() -> None:
     assert found.remedy is not None
     assert "--instance" in found.remedy
     assert "restart" not in found.remedy
+
+
+@pytest.mark.parametrize(
+    "evidence, why",
+    [
+        ("off", "which it has switched off (ROWLOCK_EVIDENCE)"),
+        ("pooler", "which its pooler hides"),
+        ("unreadable", "GRANT pg_read_all_stats TO rowlock_owner"),
+    ],
+)
+def test_a_silent_node_without_evidence_is_said_to_take_longer(evidence: str, why: str) -> None:
+    silent = a_node(status="UNREACHABLE", heartbeat_age_seconds=7, evidence=evidence)
+
+    found = [one.text for one in reasons(facts(nodes=[silent])) if one.reason == "unreachable"]
+
+    assert found
+    assert all(text.endswith(why) for text in found)

@@ -33,6 +33,12 @@ def test_values_come_from_the_environment_and_the_command_line_wins() -> None:
     assert (settings.poll_seconds, settings.cancel_seconds) == (4.0, 10.0)
 
 
+def test_evidence_is_a_switch() -> None:
+    assert Settings().evidence
+    assert not Settings.from_environment({"ROWLOCK_EVIDENCE": "Off"}).evidence
+    assert problems_of({"ROWLOCK_EVIDENCE": "no"}) == ["ROWLOCK_EVIDENCE=no must be on or off"]
+
+
 def test_an_empty_variable_counts_as_not_set() -> None:
     assert Settings.from_environment({"ROWLOCK_BEAT_SECONDS": " "}) == Settings()
 

@@ -20,7 +20,19 @@ def run(given: argparse.Namespace) -> int:
         output.print_json({"nodes": page, "more": more})
         return 0
     output.print_table(
-        ("NAME", "NODE", "POOL", "STATUS", "BUSY", "CLAIMS", "BEAT", "UP", "VERSION", "JOBS"),
+        (
+            "NAME",
+            "NODE",
+            "POOL",
+            "STATUS",
+            "BUSY",
+            "CLAIMS",
+            "BEAT",
+            "UP",
+            "EVIDENCE",
+            "VERSION",
+            "JOBS",
+        ),
         [_line(one) for one in page],
         empty="no nodes: rowlock node starts one",
     )
@@ -39,6 +51,7 @@ def _line(one: Node) -> tuple[object, ...]:
         one.claims,
         output.age(one.heartbeat_at, one.read_at),
         output.between(one.started_at, one.removed_at or one.read_at),
+        one.evidence,
         one.version,
         ", ".join(sorted(one.jobs)),
     )

@@ -246,12 +246,20 @@ def _held(facts: Facts) -> str:
     )
 
 
+_WITHOUT_EVIDENCE: Final = {
+    "off": "; sooner only by evidence, which it has switched off (ROWLOCK_EVIDENCE)",
+    "pooler": "; sooner only by evidence, which its pooler hides",
+    "unreadable": "; sooner only by evidence, for which a superuser must GRANT pg_read_all_stats TO "
+    "rowlock_owner",
+}
+
+
 def _silent(node: Node, what: str) -> Reason:
     return Reason(
         reason="unreachable",
         text=f"{what} on node {node.name}, which has been silent for "
         f"{output.duration(node.heartbeat_age_seconds)}; should it stay so it is removed, and its "
-        "work goes to others",
+        f"work goes to others{_WITHOUT_EVIDENCE.get(node.evidence, '')}",
     )
 
 

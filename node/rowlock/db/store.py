@@ -10,7 +10,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, LiteralString, TypeAlias
+from typing import Any, Literal, LiteralString, TypeAlias
 from uuid import UUID
 
 import psycopg
@@ -21,6 +21,8 @@ from rowlock.protocol.model import (
     BeatAnswer,
     Claim,
     Completion,
+    Evidence,
+    Evident,
     ExecutionFacts,
     Mastership,
     Peer,
@@ -113,6 +115,19 @@ class Store:
             ),
         )
 
+    def connected(
+        self, node: UUID, purpose: Literal["beat", "work"], *, evidence: bool
+    ) -> Evidence:
+        """Announce this connection as one of the node's two: whether it can prove the node's death.
+
+        :param evidence: the node allows to be judged by it.
+        """
+        client_pid = self.connection.info.backend_pid if evidence else None
+        answer: Evidence = self._value(
+            "SELECT rowlock.connected(%s, %s, %s)", (node, purpose, client_pid)
+        )
+        return answer
+
     def publish_contract(
         self,
         job: str,
@@ -181,6 +196,15 @@ class Store:
             (observer, node, beat),
         )
         return removed, Recovered(*recovered)
+
+    def recover_by_evidence(self, observer: UUID, node: UUID, beat: int) -> Evident:
+        """Take what may be repeated from a node that missed two beats, if its connections are gone."""
+        return Evident(
+            *self._one(
+                "SELECT acted, moved, failed, freed FROM rowlock.recover_by_evidence(%s, %s, %s)",
+                (observer, node, beat),
+            )
+        )
 
     def recover(self, actor: UUID) -> Recovered:
         """Recover claims whose owner is REMOVED or absent."""

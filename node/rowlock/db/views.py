@@ -17,6 +17,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from rowlock.errors import NotFound, UsageError, near_names
+from rowlock.protocol.model import Evidence
 from rowlock.protocol.statuses import ENDED
 
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -214,6 +215,8 @@ class Node:
     labels: dict[str, str]
     orphans: list[dict[str, Any]]
     version: str
+    evidence: Evidence
+    """Whether its connections can prove that it is gone, or why not."""
     removed_at: datetime | None
     removed_reason: str | None
     read_at: datetime
@@ -527,7 +530,7 @@ def nodes(
         Node,
         "SELECT node_id, name, pool, status, draining, slots, load, claims, beat, heartbeat_at,"
         " heartbeat_age_seconds, started_at, jobs, only_execution, labels, orphans, version,"
-        " removed_at, removed_reason, rowlock.now() AS read_at"
+        " evidence, removed_at, removed_reason, rowlock.now() AS read_at"
         " FROM rowlock.nodes"
         " WHERE (%(pool)s::text IS NULL OR pool = %(pool)s)"
         " AND (%(removed)s::boolean OR status <> 'REMOVED')"

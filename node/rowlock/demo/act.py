@@ -211,12 +211,12 @@ class Act:
         """The kill, with what the other nodes made of it."""
         victim = blow.holding
 
-        def seconds_until(event: str) -> float | None:
+        def seconds_until(*events: str) -> float | None:
             return next(
                 (
                     (one.at - blow.at).total_seconds()
                     for one in self._lookout.events(0)
-                    if one.event == event and one.node_id == victim.node_id
+                    if one.event in events and one.node_id == victim.node_id
                 ),
                 None,
             )
@@ -228,7 +228,7 @@ class Act:
             was_master=victim.is_master,
             at=blow.at,
             held=victim.partitions,
-            unreachable_seconds=seconds_until("node_unreachable"),
+            unreachable_seconds=seconds_until("node_gone", "node_unreachable"),
             removed_seconds=seconds_until("node_removed"),
         )
 

@@ -13,6 +13,9 @@ FIRST_STEP: Final = "main"
 
 Delivery: TypeAlias = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"]
 
+Evidence: TypeAlias = Literal["on", "off", "pooler", "unreadable"]
+"""Whether the connections of a node can prove that it is gone, or why not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -116,6 +119,19 @@ class Recovered(NamedTuple):
     """FAILED: AT_MOST_ONCE work, and work that no node survives."""
     unknown: int
     """Of these the AT_MOST_ONCE ones: whether the work was done is not known."""
+
+
+class Evident(NamedTuple):
+    """What came of looking for evidence that a node is gone."""
+
+    acted: bool
+    """It is gone, and this look has changed something."""
+    moved: int
+    """Of its claims, those that are claimable again."""
+    failed: int
+    """Those that no node survives."""
+    freed: int
+    """Executions that it drove."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

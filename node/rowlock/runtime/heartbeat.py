@@ -14,21 +14,31 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import psycopg
 
-from rowlock.db.store import Observe
+from rowlock.db.store import Connection, Observe, Store
 from rowlock.errors import Unavailable
 from rowlock.protocol.backoff import reconnect_seconds
-from rowlock.protocol.model import BeatAnswer
+from rowlock.protocol.model import BeatAnswer, Evidence
 from rowlock.runtime.link import Link
 from rowlock.runtime.mailbox import Mailbox
 from rowlock.runtime.watchdog import LeaseBoard, boottime_ns
 from rowlock.runtime.work import Operation, carry_out
 
 log = logging.getLogger(__name__)
+
+
+_WHY: Final[Mapping[Evidence, str]] = {
+    "on": "the connections of this node can prove its death",
+    "off": "ROWLOCK_EVIDENCE=off",
+    "pooler": "ROWLOCK_DSN leads through a pooler, whose connections prove nothing about this node;"
+    " its loss, and that of others, is noticed here by silence only",
+    "unreadable": "the owner of the schema may not see which backends live; a superuser can let it:"
+    " GRANT pg_read_all_stats TO rowlock_owner",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +63,8 @@ class Look:
     answered_at: float
     late_seconds: float
     """How much later than it was due the beat was sent."""
+    connection: int | None
+    """Which connection it came over, counted from 1; None: no evidence is to be sought over it."""
     clock_offset_seconds: float
     """How far this machine's clock is ahead of the database's, give or take half the round trip."""
 
@@ -71,6 +83,7 @@ class Heartbeat(threading.Thread):
         lease_seconds: float,
         limit_seconds: float,
         reconnect_cap_seconds: float,
+        evidence: bool,
         report: Callable[[], Report | None],
         is_turning: Callable[[], bool],
         on_look: Callable[[Look], None],
@@ -87,6 +100,10 @@ class Heartbeat(threading.Thread):
         self._lease_ns = int(lease_seconds * 1e9)
         self._limit_seconds = limit_seconds
         self._cap_seconds = reconnect_cap_seconds
+        self._wants_evidence = evidence
+        self._evidence: Evidence = "on" if evidence else "off"
+        self._announced: tuple[Connection | None, UUID | None] = (None, None)
+        self._connections = 0
         self._report = report
         self._is_turning = is_turning
         self._on_look = on_look
@@ -192,10 +209,13 @@ class Heartbeat(threading.Thread):
         return False
 
     def _beat(self, report: Report, *, late_seconds: float) -> Exception | None:
-        sent_ns = boottime_ns()
-        sent_at = self._sent_at = time.monotonic()
+        self._sent_at = time.monotonic()
         try:
-            answer = self._link.store().beat(
+            store = self._link.store()
+            self._announce(store, report.node_id)
+            sent_ns = boottime_ns()
+            sent_at = self._sent_at = time.monotonic()
+            answer = store.beat(
                 report.node_id,
                 load=report.load,
                 draining=report.draining,
@@ -221,10 +241,29 @@ class Heartbeat(threading.Thread):
             sent_at=sent_at,
             answered_at=answered_at,
             late_seconds=late_seconds,
+            connection=self._connections if self._evidence == "on" else None,
             clock_offset_seconds=wall - (answered_at - sent_at) / 2 - answer.at.timestamp(),
         )
         self._mailbox.post(lambda: self._on_look(look))
         return None
+
+    def _announce(self, store: Store, node_id: UUID) -> None:
+        """Before the first beat of an incarnation, or over a new connection: whose backend this is."""
+        connection, known = self._announced
+        if connection is store.connection and known == node_id:
+            return
+        before = self._evidence
+        self._evidence = store.connected(node_id, "beat", evidence=self._wants_evidence)
+        if connection is not store.connection:
+            self._connections += 1
+        self._announced = store.connection, node_id
+        if self._evidence != before:
+            log.warning(
+                "evidence is %s: %s",
+                "on" if self._evidence == "on" else "off",
+                _WHY[self._evidence],
+                extra={"event": "evidence_changed", "evidence": self._evidence},
+            )
 
     def _carry_out(self) -> None:
         for _ in range(len(self._carried)):

@@ -96,8 +96,12 @@ class Link:
             with self._guard:
                 self._connection = connection
             if self._on_connect is not None:
-                with ended_after(connection):
-                    self._on_connect(connection)
+                try:
+                    with ended_after(connection):
+                        self._on_connect(connection)
+                except psycopg.Error:
+                    self.drop()  # nobody would prepare it a second time
+                    raise
             return connection
 
     def succeeded(self) -> None:

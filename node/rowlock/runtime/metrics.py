@@ -205,8 +205,8 @@ class NodeMetrics:
         )
         self._reassigned = Counter(
             "rowlock_partitions_reassigned",
-            "Claims of lost nodes made claimable by this node: at the removal (silence) or by a later"
-            " pass (sweep).",
+            "Claims of lost nodes made claimable by this node: when their connections were gone"
+            " (evidence), at the removal (silence) or by a later pass (sweep).",
             ["pool", "reason"],
             registry=registry,
         )
@@ -257,7 +257,7 @@ class NodeMetrics:
             self._locks.labels(self._pool, result)
         for reason in ("slice", "result", "plan"):
             self._rejected.labels(self._pool, reason)
-        for reason in ("silence", "sweep"):
+        for reason in ("evidence", "silence", "sweep"):
             self._reassigned.labels(self._pool, reason)
         for delivery in ("at_least_once", "at_most_once"):
             self._lost.labels(self._pool, delivery)

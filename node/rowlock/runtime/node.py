@@ -122,6 +122,7 @@ class Node:
         self._server: ServerIdentity | None = None
         self._server_is_sure = False
         self._follower: Follower | None = None
+        self._announced: UUID | None = None
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -183,6 +184,7 @@ class Node:
             limit_seconds=settings.unreachable_seconds,
             reconnect_cap_seconds=cap,
             may_connect=lambda: self._report is None or self._heartbeat.is_connected,
+            announce=self._announce,
             on_connected=self._connected,
             on_notified=self._notified,
             on_crash=self._crashed,
@@ -225,6 +227,7 @@ class Node:
             lease_seconds=settings.lease_seconds,
             limit_seconds=settings.unreachable_seconds,
             reconnect_cap_seconds=cap,
+            evidence=settings.evidence,
             report=lambda: self._report,
             is_turning=lambda: self._turns(self._turned_at),
             on_look=self._look,
@@ -440,6 +443,8 @@ class Node:
                 version=rowlock.__version__,
                 only_execution=options.only_execution,
             )
+            self._announced = node_id
+            self._announce(store)
             for definition in definitions:
                 store.publish_contract(
                     definition.name,
@@ -480,6 +485,11 @@ class Node:
         except Unavailable:
             store.connection.close()
             raise
+
+    def _announce(self, store: Store) -> None:
+        """Say whose backend this is: at the registration, and over each new work connection."""
+        if self._announced is not None:
+            store.connected(self._announced, "work", evidence=self.settings.evidence)
 
     def _removed(self) -> None:
         """Somebody removed this incarnation: end what may run elsewhere, and begin anew."""

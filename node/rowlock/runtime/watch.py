@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from rowlock.db.store import Store
-from rowlock.protocol.liveness import MarkUnreachable, Observer
-from rowlock.protocol.model import Recovered
+from rowlock.protocol.liveness import MarkUnreachable, Observer, Remove, SeekEvidence
+from rowlock.protocol.model import Evident, Recovered
 from rowlock.runtime.heartbeat import Look
 from rowlock.runtime.host import Host
 
@@ -48,12 +48,18 @@ class Watch:
     def look(self, look: Look) -> None:
         """Take in the answer of a beat and do what it shows to be due."""
         for verdict in self._observer.look(
-            sent_at=look.sent_at, answered_at=look.answered_at, peers=look.answer.peers
+            sent_at=look.sent_at,
+            answered_at=look.answered_at,
+            peers=look.answer.peers,
+            connection=look.connection,
         ):
-            if isinstance(verdict, MarkUnreachable):
-                self._mark_unreachable(verdict.node_id, verdict.beat)
-            else:
-                self._remove(verdict.node_id, verdict.beat)
+            match verdict:
+                case MarkUnreachable():
+                    self._mark_unreachable(verdict.node_id, verdict.beat)
+                case Remove():
+                    self._remove(verdict.node_id, verdict.beat)
+                case SeekEvidence():
+                    self._seek_evidence(verdict.node_id, verdict.beat)
         if look.answer.unrecovered:
             self._recover()
         if look.answer.due:
@@ -106,6 +112,22 @@ class Watch:
                 self._end_stranded()
 
         self._once(f"remove {peer}", lambda store: store.remove_node(me, peer, beat), done)
+
+    def _seek_evidence(self, peer: UUID, beat: int) -> None:
+        me = self._host.node_id
+
+        def done(evident: Evident) -> None:
+            if evident.acted:
+                self._count(Recovered(evident.moved, evident.failed, 0), "evidence")
+                log.warning(
+                    "node %s is gone: %d of its claims moved, %d failed, %d executions are free",
+                    peer,
+                    *evident[1:],
+                    extra={"event": "node_gone", "peer": str(peer), "moved": evident.moved},
+                )
+                self._end_stranded()
+
+        self._once(f"seek {peer}", lambda store: store.recover_by_evidence(me, peer, beat), done)
 
     def _recover(self) -> None:
         me = self._host.node_id

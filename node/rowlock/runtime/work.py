@@ -101,6 +101,7 @@ class Work(threading.Thread):
         limit_seconds: float,
         reconnect_cap_seconds: float,
         may_connect: Callable[[], bool],
+        announce: Callable[[Store], None],
         on_connected: Callable[[], None],
         on_notified: Callable[[str], None],
         on_crash: Callable[[Exception], None],
@@ -112,6 +113,7 @@ class Work(threading.Thread):
         self._limit_seconds = limit_seconds
         self._cap_seconds = reconnect_cap_seconds
         self._may_connect = may_connect
+        self._announce = announce
         self._on_connected = on_connected
         self._on_notified = on_notified
         self._on_crash = on_crash
@@ -304,7 +306,7 @@ class Work(threading.Thread):
         if connection is None:
             try:
                 self._link.store()
-            except TRANSIENT as error:
+            except (psycopg.Error, RowlockError) as error:
                 self._link.failed(error)
                 self._pause(error)
             return
@@ -330,6 +332,7 @@ class Work(threading.Thread):
         ):  # there what it listens with is somebody else's a moment later
             connection.add_notify_handler(lambda notify: self._notified(notify.payload))
             connection.execute("LISTEN rowlock")
+        self._announce(Store(connection))
         self._mailbox.post(self._on_connected)
 
     def _notified(self, payload: str) -> None:

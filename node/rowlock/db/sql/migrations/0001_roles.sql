@@ -22,6 +22,16 @@ BEGIN
     THEN
         EXECUTE format('GRANT rowlock_owner TO %I', current_user);
     END IF;
+    -- Which backends live is shown in full to members of pg_read_all_stats alone, and the functions run as the
+    -- owner. Without it every node's evidence is 'unreadable', and lost nodes are found by silence only.
+    IF NOT pg_has_role('rowlock_owner', 'pg_read_all_stats', 'USAGE') THEN
+        BEGIN
+            GRANT pg_read_all_stats TO rowlock_owner;
+        EXCEPTION WHEN insufficient_privilege THEN
+            RAISE WARNING 'lost nodes will be found by silence only until a superuser runs'
+                          ' GRANT pg_read_all_stats TO rowlock_owner';
+        END;
+    END IF;
     EXECUTE format('GRANT CREATE ON DATABASE %I TO rowlock_owner', current_database());
     -- Who may make temporary objects may try to put them in front of ours. The functions do not fall
     -- for it (their search_path ends with pg_temp); this is the second belt. A program that needs

@@ -8,6 +8,14 @@ CREATE FUNCTION rowlock.now() RETURNS timestamptz
 LANGUAGE sql STABLE
 AS 'SELECT pg_catalog.clock_timestamp()';
 
+-- The server's end of a node's connection, beyond doubt: a pid is used again, and after a restart, also one
+-- after a crash, or a promotion all backends are others.
+CREATE TYPE backend AS (
+    pid               integer,
+    started_at        timestamptz,
+    server_runs_since timestamptz
+);
+
 -- Nodes: one row per incarnation, never reused.
 CREATE TABLE batch_nodes (
     node_id        uuid PRIMARY KEY,
@@ -26,9 +34,15 @@ CREATE TABLE batch_nodes (
     labels         jsonb NOT NULL DEFAULT '{}',
     orphans        jsonb NOT NULL DEFAULT '[]',   -- AT_MOST_ONCE attempts of an earlier incarnation still running
     version        text NOT NULL,
+    -- Of its two connections; NULL: not known, and then nobody can say that it is gone.
+    beat_backend   backend,
+    work_backend   backend,
+    -- Whether they can prove its death. off: it does not want that; pooler: they are not its own; unreadable:
+    -- the owner of these functions is no member of pg_read_all_stats
+    evidence       text NOT NULL DEFAULT 'off' CHECK (evidence IN ('on', 'off', 'pooler', 'unreadable')),
     removed_at     timestamptz,
     removed_reason text,
-    recovered_at   timestamptz,                   -- no claim names this node any more
+    recovered_at   timestamptz,                   -- removed, and no claim names it any more
     CONSTRAINT removed_nodes_say_when CHECK ((status = 'REMOVED') = (removed_at IS NOT NULL))
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 

@@ -23,6 +23,42 @@ AS $$
     WHERE n.status <> 'REMOVED';
 $$;
 
+-- Since when this server has run without a restart or a crash: that is how long its checkpointer lives, while
+-- the postmaster outlives a crash of its backends. NULL: we may not read it.
+CREATE FUNCTION rowlock._server_runs_since() RETURNS timestamptz
+LANGUAGE sql STABLE
+AS $$ SELECT a.backend_start FROM pg_catalog.pg_stat_activity a WHERE a.backend_type = 'checkpointer' $$;
+
+-- A node has opened this connection, "beat" or "work". Answers what becomes of its evidence.
+CREATE FUNCTION rowlock.connected(
+    p_node uuid, p_purpose text,
+    p_client_pid integer  -- the backend's pid as the client was told it; NULL: no evidence is wanted
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+DECLARE
+    v_backend backend;
+    v_evidence text;
+BEGIN
+    SELECT a.pid, a.backend_start, rowlock._server_runs_since() INTO v_backend
+    FROM pg_stat_activity a WHERE a.pid = pg_backend_pid();
+    v_evidence := CASE
+        WHEN p_client_pid IS NULL THEN 'off'
+        WHEN p_client_pid <> pg_backend_pid() THEN 'pooler'  -- guard: what a pooler lends and takes proves nothing
+        WHEN v_backend.started_at IS NULL OR v_backend.server_runs_since IS NULL THEN 'unreadable'
+        ELSE 'on' END;
+    IF v_evidence <> 'on' THEN
+        v_backend := NULL;
+    END IF;
+    UPDATE batch_nodes
+    SET evidence = v_evidence,
+        beat_backend = CASE p_purpose WHEN 'beat' THEN v_backend ELSE beat_backend END,
+        work_backend = CASE p_purpose WHEN 'work' THEN v_backend ELSE work_backend END
+    WHERE node_id = p_node AND status <> 'REMOVED';
+    RETURN v_evidence;
+END
+$$;
+
 CREATE FUNCTION rowlock.publish_contract(
     p_job text, p_hash text, p_schemas jsonb, p_policy jsonb, p_delivery text
 ) RETURNS void
@@ -209,10 +245,69 @@ BEGIN
 END
 $$;
 
--- Take the claims of a node that is REMOVED or absent away from it. Never waits: what is locked
--- is left to the next pass. The caller has made sure that the owner cannot claim any more, and holds
--- its node row if there is one.
-CREATE FUNCTION rowlock._recover_claims(p_owner uuid, p_actor text)
+-- Has this server ended the backend? Not true where anything is unknown: a backend that was not announced,
+-- columns that we may not read, a server that was restarted or promoted since and never knew it.
+CREATE FUNCTION rowlock._is_gone(p_backend rowlock.backend) RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT (p_backend).server_runs_since = rowlock._server_runs_since()  -- guard: only the server that knew it can miss it
+       AND NOT EXISTS (
+           SELECT FROM pg_catalog.pg_stat_activity a
+           WHERE a.pid = (p_backend).pid AND coalesce(a.backend_start = (p_backend).started_at, true))
+$$;
+
+-- Quicker than the two phases, by evidence: the observer has missed two beats of a node, and the server has ended both
+-- of its connections. The node becomes UNREACHABLE, no more, because it may be alive and only cut off; what
+-- others may do meanwhile, they may do now: its AT_LEAST_ONCE claims and its masterships. AT_MOST_ONCE claims
+-- wait for the removal, which finds nothing left of the rest. All of it is asked anew here: of what the observer
+-- believes only the beat counts. `acted`: this call has changed something.
+CREATE FUNCTION rowlock.recover_by_evidence(p_observer uuid, p_node uuid, p_beat bigint)
+RETURNS TABLE (acted boolean, moved bigint, failed bigint, freed bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_was text;
+BEGIN
+    acted := false; moved := 0; failed := 0; freed := 0;
+    SELECT n.status INTO v_was FROM batch_nodes n
+    WHERE n.node_id = p_node
+      AND n.status <> 'REMOVED'
+      AND n.beat = p_beat  -- guard: only the beat that was watched
+      AND rowlock._is_gone(n.beat_backend)  -- guard: a node that can beat lives
+      AND rowlock._is_gone(n.work_backend)  -- guard: a node that can work lives
+    -- As in remove_node; and from here to the next beat it is UNREACHABLE and claims nothing.
+    FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        UPDATE batch_nodes n SET status = 'UNREACHABLE' WHERE n.node_id = p_node AND n.status = 'ACTIVE';
+        SELECT r.moved, r.failed INTO moved, failed
+        FROM rowlock._recover_claims(p_node, 'node ' || p_observer, false) r;
+        UPDATE batch_job_coordination e SET master_node = NULL, adopt_after = least(e.adopt_after, rowlock.now())
+        WHERE e.execution_id = ANY (ARRAY(
+            SELECT x.execution_id FROM batch_job_coordination x
+            WHERE x.master_node = p_node AND x.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED')
+            ORDER BY x.execution_id
+            FOR NO KEY UPDATE SKIP LOCKED));
+        GET DIAGNOSTICS freed = ROW_COUNT;
+        IF freed > 0 THEN
+            PERFORM pg_notify('rowlock', 'adopt');
+        END IF;
+        acted := v_was = 'ACTIVE' OR moved + failed + freed > 0;
+    END IF;
+    IF acted THEN
+        PERFORM rowlock._event('node_gone', NULL, NULL, p_node, 'node ' || p_observer, jsonb_build_object(
+            'beat', p_beat, 'moved', moved, 'failed', failed, 'masterships', freed));
+    END IF;
+    RETURN NEXT;
+END
+$$;
+
+-- Take the claims of a node that is gone away from it. Never waits: what is locked is left to the next
+-- pass. The caller has made sure that the owner cannot claim now, and holds its node row if there is one.
+CREATE FUNCTION rowlock._recover_claims(
+    p_owner uuid, p_actor text,
+    p_removed boolean DEFAULT true  -- false: it may come back, and keeps its AT_MOST_ONCE claims
+)
 RETURNS TABLE (moved bigint, failed bigint, unknown bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
@@ -244,6 +339,7 @@ BEGIN
                 ELSE 'PENDING' END AS verdict
             FROM batch_partitions p JOIN executions e USING (execution_id)
             WHERE p.status = 'CLAIMED' AND p.assigned_node = p_owner
+              AND (p_removed OR p.delivery = 'AT_LEAST_ONCE')  -- guard: AT_MOST_ONCE waits for the removal
             ORDER BY p.id
             LIMIT 1000
             FOR UPDATE OF p SKIP LOCKED
@@ -285,7 +381,8 @@ BEGIN
     IF NOT EXISTS (SELECT FROM batch_partitions p
                    WHERE p.status = 'CLAIMED' AND p.assigned_node = p_owner) THEN
         UPDATE batch_nodes n SET recovered_at = v_now
-        WHERE n.node_id = p_owner AND n.recovered_at IS NULL;
+        WHERE n.node_id = p_owner AND n.recovered_at IS NULL
+          AND n.status = 'REMOVED';  -- guard: a node that may come back claims again
     END IF;
     IF moved > 0 THEN
         PERFORM pg_notify('rowlock', 'work');

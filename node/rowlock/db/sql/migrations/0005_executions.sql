@@ -148,7 +148,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    IF v_previous IS NOT NULL THEN
+    IF v_epoch > 1 THEN  -- the one before was removed, or has lost or resigned the mastership before that
         PERFORM rowlock._event('master_took_over', v_execution, NULL, p_node, 'node ' || p_node,
                                jsonb_build_object('epoch', v_epoch, 'previous', v_previous));
     END IF;

@@ -7,7 +7,7 @@ CREATE VIEW rowlock.nodes AS
 SELECT n.node_id, n.name, n.pool, n.status, n.draining, n.slots, n.load, n.beat, n.heartbeat_at,
        extract(epoch FROM rowlock.now() - n.heartbeat_at)::double precision AS heartbeat_age_seconds,
        n.started_at, n.jobs, n.only_execution, n.labels, n.orphans, n.version, n.removed_at, n.removed_reason,
-       coalesce(c.claims, 0) AS claims
+       n.evidence, coalesce(c.claims, 0) AS claims
 FROM rowlock.batch_nodes n
 LEFT JOIN (
     SELECT p.assigned_node, count(*) AS claims FROM rowlock.batch_partitions p
@@ -174,11 +174,13 @@ GRANT EXECUTE ON FUNCTION rowlock.now(), rowlock.server() TO rowlock_node, rowlo
 -- A node changes rows only through the moves of the protocol.
 GRANT EXECUTE ON FUNCTION
     rowlock.register(uuid, text, text, integer, jsonb, uuid, jsonb, text),
+    rowlock.connected(uuid, text, integer),
     rowlock.publish_contract(text, text, jsonb, jsonb, text),
     rowlock.beat(uuid, integer, boolean, jsonb, uuid[]),
     rowlock.notice_server(uuid),
     rowlock.mark_unreachable(uuid, uuid, bigint),
     rowlock.remove_node(uuid, uuid, bigint),
+    rowlock.recover_by_evidence(uuid, uuid, bigint),
     rowlock.recover(uuid),
     rowlock.deregister(uuid, text),
     rowlock.promote(integer),
