@@ -53,6 +53,8 @@ class Left(NamedTuple):
     """Registrations of new ones."""
     suspicions: int = 0
     """Processes that live and are marked unreachable; those that are dead may always be."""
+    evidence: int = 0
+    """Nodes that are taken for gone, rightly or not, and lose what others may repeat."""
     cancels: int = 0
     restarts: int = 0
 
@@ -400,7 +402,12 @@ def _detection(world: World) -> Iterator[Step]:
             wrong = world.processes[number].up
             fewer = left._replace(suspicions=left.suspicions - wrong)
             yield Step(f"n{number}: is marked unreachable", world._replace(db=marked, left=fewer))
-        elif node.status == "UNREACHABLE":
+        if node.status != "REMOVED" and left.evidence:
+            taken, evident = model.recover_by_evidence(db, number, node.beat)
+            if evident.acted:
+                fewer = left._replace(evidence=left.evidence - 1)
+                yield Step(f"n{number}: is taken for gone", world._replace(db=taken, left=fewer))
+        if node.status == "UNREACHABLE":
             for locked in (frozenset[int](), frozenset({len(db.executions) - 1})):
                 gone, _ = model.remove_node(db, number, node.beat, locked)
                 if not locked or not gone.nodes[number].recovered:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from uuid import UUID
@@ -166,20 +167,36 @@ class Lockstep:
     ) -> bool:
         """Phase two, perhaps while somebody holds the row of an execution."""
         number = self.number(node)
-        after, expected = model.remove_node(
-            self.db, number, beat, frozenset() if locked is None else frozenset({locked})
-        )
-        if locked is not None:
-            self._locker.execute(
-                "SELECT FROM rowlock.batch_job_coordination WHERE execution_id = %s FOR UPDATE",
-                [self.names.executions[locked]],
-            )
-        try:
+        after, expected = model.remove_node(self.db, number, beat, _only(locked))
+        with self._lock(locked):
             answer = self._store.remove_node(observer, node, beat)
-        finally:
-            self._locker.rollback()
         self._step(f"remove n{number} at {beat}, locked {locked}", answer, expected, after)
         return answer[0]
+
+    def recover_by_evidence(
+        self, observer: UUID, node: UUID, beat: int, *, locked: int | None = None
+    ) -> None:
+        """The node seems to be gone; whether it is, the database is not asked here."""
+        number = self.number(node)
+        after, expected = model.recover_by_evidence(
+            self.db, number, beat, self._clock, _only(locked)
+        )
+        with self._lock(locked):
+            answer = self._store.recover_by_evidence(observer, node, beat)
+        self._step(f"evidence of n{number} at {beat}, locked {locked}", answer, expected, after)
+
+    @contextmanager
+    def _lock(self, execution: int | None) -> Generator[None]:
+        """Somebody holds the row of an execution meanwhile."""
+        if execution is not None:
+            self._locker.execute(
+                "SELECT FROM rowlock.batch_job_coordination WHERE execution_id = %s FOR UPDATE",
+                [self.names.executions[execution]],
+            )
+        try:
+            yield
+        finally:
+            self._locker.rollback()
 
     def recover(self, actor: UUID) -> None:
         """A pass over the claims of who is gone."""
@@ -528,6 +545,10 @@ class Lockstep:
                 was = old[kind][number] if number < len(old[kind]) else None
                 if was != status:
                     self.moves.add((kind, was, status))
+
+
+def _only(execution: int | None) -> frozenset[int]:
+    return frozenset() if execution is None else frozenset({execution})
 
 
 def _statuses(db: Database) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from rowlock.protocol.model import Recovered
+from rowlock.protocol.model import Evident, Recovered
 
 T = TypeVar("T")
 
@@ -184,6 +184,23 @@ def remove_node(
     return db, (True, recovered)
 
 
+def recover_by_evidence(
+    db: Database, node: int, seen: int, now: int = 0, locked: frozenset[int] = frozenset()
+) -> tuple[Database, Evident]:
+    """Take from a node what may be repeated, because it seems to be gone. Whether it is, does not matter."""
+    row = db.nodes[node]
+    if row.status == "REMOVED" or row.beat != seen:
+        return db, Evident(acted=False, moved=0, failed=0, freed=0)
+    db = _node(db, node, status="UNREACHABLE")
+    db, recovered = _recover_claims(db, node, locked, removed=False)
+    free = [number for number in masterships_of(db, node) if number not in locked]
+    for number in free:
+        adopt_after = min(db.executions[number].adopt_after, now)
+        db = _execution(db, number, master=None, adopt_after=adopt_after)
+    acted = row.status == "ACTIVE" or any(recovered) or bool(free)
+    return db, Evident(acted, recovered.moved, recovered.failed, len(free))
+
+
 def recover(db: Database) -> tuple[Database, Recovered]:
     """A pass over the claims of everybody who was removed."""
     total = Recovered(0, 0, 0)
@@ -237,15 +254,17 @@ def _due(row: Partition, now: int) -> bool:
 
 
 def _recover_claims(
-    db: Database, owner: int, locked: frozenset[int] = frozenset()
+    db: Database, owner: int, locked: frozenset[int] = frozenset(), *, removed: bool = True
 ) -> tuple[Database, Recovered]:
     moved = failed = unknown = 0
-    left = False
+    left = not removed
     for row, p in enumerate(db.partitions):
         if p.status != "CLAIMED" or p.owner != owner:
             continue
         if p.execution in locked:
             left = True
+            continue
+        if not removed and p.delivery == "AT_MOST_ONCE":
             continue
         execution = db.executions[p.execution]
         allowed = execution.max_attempts

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from rowlock.protocol.backoff import delay_seconds
-from rowlock.protocol.liveness import MarkUnreachable, Observer
+from rowlock.protocol.liveness import MarkUnreachable, Observer, Remove, SeekEvidence
 from rowlock.protocol.model import Claim
 from tests.simulation.invariants import Ledger
 from tests.simulation.lockstep import Lockstep, Transaction
@@ -99,6 +99,8 @@ class Process:
             unreachable_seconds=UNREACHABLE_SECONDS,
             removal_grace_seconds=GRACE_SECONDS,
         )
+        self._connection: int | None = world.rng.choice((None, 1, 1))
+        """None: it seeks no evidence."""
         self._beat_at = self.clock
         self._begin_anew()
 
@@ -179,16 +181,21 @@ class Process:
         for execution in ended & set(self._driven):
             self._driven[execution].planned = True  # nothing to plan: look at it
         for verdict in self._observer.look(
-            sent_at=sent, answered_at=self.clock, peers=answer.peers
+            sent_at=sent, answered_at=self.clock, peers=answer.peers, connection=self._connection
         ):
             peer, beat = verdict.node_id, verdict.beat
-            if isinstance(verdict, MarkUnreachable):
-                mark = partial(db.mark_unreachable, self.node, peer, beat)
-                self._world.late.append(mark)
-                self._ask(mark)
-            else:
-                locked = self._world.a_locked_execution(peer)
-                self._ask(partial(db.remove_node, self.node, peer, beat, locked=locked))
+            locked = self._world.a_locked_execution(peer)
+            match verdict:
+                case MarkUnreachable():
+                    mark = partial(db.mark_unreachable, self.node, peer, beat)
+                    self._world.suspicions.append(mark)
+                    self._ask(mark)
+                case Remove():
+                    self._ask(partial(db.remove_node, self.node, peer, beat, locked=locked))
+                case SeekEvidence():
+                    seek = partial(db.recover_by_evidence, self.node, peer, beat)
+                    self._world.suspicions.append(seek)
+                    self._ask(partial(seek, locked=locked))
         if answer.unrecovered and self._rng.random() < 0.3:
             self._ask(lambda: db.recover(self.node))
         if answer.due:
@@ -497,6 +504,8 @@ class Simulation:
     processes: list[Process] = field(default_factory=list[Process])
     late: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
     """Writes that were sent once, and may be delivered again."""
+    suspicions: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
+    """The same of what observers have concluded."""
     _next_fate: float = 0.0
     _instances: int = 0
     _masterless: dict[int, float] = field(default_factory=dict[int, float])
@@ -601,7 +610,8 @@ class Simulation:
 
     def _fates(self) -> list[Callable[[], None]]:
         often = [self._pause] * 2 + [self._deliver_late] * 2 + [self._write_as_a_zombie] * 6
-        often += [self._write_as_an_old_master] * 3
+        often += [self._write_as_an_old_master] * 3 + [self._take_for_gone] * 2
+        often += [self._suspect_late]
         seldom = [
             self._kill,
             self._start_process,
@@ -636,6 +646,15 @@ class Simulation:
         if victim := self._victim():
             victim.die()
 
+    def _take_for_gone(self) -> None:
+        """Evidence about somebody who lives and works: nothing in the database may rest on its truth."""
+        victim = self._victim()
+        if victim is not None and victim.node in self.db.names.nodes:
+            beat = self.db.db.nodes[self.db.number(victim.node)].beat
+            beat -= self.rng.choice((0, 0, 1))  # it has beaten since: then it must change nothing
+            locked = self.a_locked_execution(victim.node)
+            self.db.recover_by_evidence(self.a_uuid(), victim.node, beat, locked=locked)
+
     def _drain(self) -> None:
         if victim := self._victim():
             victim.draining = True
@@ -658,6 +677,11 @@ class Simulation:
         """A statement arrives that somebody gave up waiting for, or had sent before."""
         if self.late:
             self.rng.choice(self.late)()
+
+    def _suspect_late(self) -> None:
+        """A conclusion arrives when its peer has beaten again."""
+        if self.suspicions:
+            self.rng.choice(self.suspicions)()
 
     def _write_as_a_zombie(self) -> None:
         """Somebody writes under a claim that it has lost, whatever it has heard since."""

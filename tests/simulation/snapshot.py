@@ -10,6 +10,7 @@ from uuid import UUID
 import psycopg
 
 from tests.simulation.model import Database, Execution, Node, Partition, Start
+from tests.support.builders import EVERYBODY_IS_GONE
 from tests.support.postgres import Database as TestDatabase
 
 LOOK: Final[LiteralString] = """
@@ -54,9 +55,10 @@ TRUNCATE rowlock.batch_nodes, rowlock.batch_job_coordination, rowlock.batch_part
 
 
 def prepare(database: TestDatabase) -> None:
-    """Replace the one clock, and make the table of an author, which has no rule of its own."""
+    """Replace the one clock, believe every evidence, and make an author's table, which has no rule of its own."""
     with database.connect() as db:
         db.execute(_PREPARE)
+        db.execute(EVERYBODY_IS_GONE)
 
 
 def empty(connection: psycopg.Connection[Any]) -> None:

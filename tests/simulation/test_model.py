@@ -69,6 +69,27 @@ CASES: Final = {
         Scope(claims=1, failures=False),
         frozenset({"restarts execution 0", "is removed"}),
     ),
+    "a node is taken for gone, and removed": Case(
+        OFTEN,
+        2,
+        Left(evidence=1, suspicions=1),
+        Scope(claims=2, failures=False),
+        frozenset({"is taken for gone", "is removed", "beats"}),
+    ),
+    "once: a node is taken for gone, and removed": Case(
+        ONCE,
+        2,
+        Left(evidence=1, suspicions=1),
+        Scope(claims=2, failures=False),
+        frozenset({"is taken for gone", "is removed"}),
+    ),
+    "masters: one is taken for gone": Case(
+        OFTEN,
+        2,
+        Left(evidence=1),
+        Scope(claims=1, failures=False, planning=True),
+        frozenset({"is taken for gone", "adopts execution 0", "finishes"}),
+    ),
     "masters: an answer is lost, one is replaced": Case(
         OFTEN,
         2,

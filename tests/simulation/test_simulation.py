@@ -136,15 +136,12 @@ SELDOM: Final[set[Move]] = {
 }
 
 
+HISTORIES_MAX: Final = 80
+"""The histories under the seeds from 0 on in which everything must come by that is looked for here."""
+
+
 def test_histories_come_by_every_move_of_the_protocol(lockstep: Lockstep) -> None:
     """But for what only a person decides: to give an instance up, and to resolve a partition."""
-    seen: set[Move] = set()
-    refused = 0
-    for seed in range(30):
-        run(lockstep, seed)
-        seen |= {step for move in lockstep.moves for step in single(move)}
-        refused += lockstep.refused
-
     legal = {
         (kind, before, after)
         for kind, table in (
@@ -156,19 +153,29 @@ def test_histories_come_by_every_move_of_the_protocol(lockstep: Lockstep) -> Non
         for after in afters
         if after != "ABANDONED"
     }
-    assert seen <= legal
-    assert legal - seen <= SELDOM | {("partition", None, "COMPLETED")}
+    usual = legal - SELDOM - {("partition", None, "COMPLETED")}
+    seen: set[Move] = set()
+    refused = 0
+    for seed in range(HISTORIES_MAX):
+        run(lockstep, seed)
+        seen |= {step for move in lockstep.moves for step in single(move)}
+        refused += lockstep.refused
+        if usual <= seen and refused > 10:
+            break
+
+    assert usual <= seen <= legal
     assert refused > 10
 
 
-# What each needs to be noticed: the histories under the seeds from 0 on.
-HISTORIES_MAX: Final = 40
 NOTICED: Final = (
     "beat: a removed incarnation never beats again",
     "mark_unreachable: only the beat that was watched",
     "recover: only of owners that are gone",
     "_recover_claims: a lost AT_MOST_ONCE start is never repeated",
     "_recover_claims: nothing becomes PENDING in an execution that ends",
+    "_recover_claims: AT_MOST_ONCE waits for the removal",
+    "_recover_claims: a node that may come back claims again",
+    "recover_by_evidence: only the beat that was watched",
     "complete: only the claim that was taken",
     "complete: terminal states never change",
     "fail: only the claim that was taken",
