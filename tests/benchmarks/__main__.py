@@ -1,18 +1,18 @@
 """`make bench`: what rowlock costs, beside bare psycopg with the same statements in the same run.
 
-`python -m tests.benchmarks [name …]` runs some of: throughput, latency, idle, plan, recovery, drain.
+`python -m tests.benchmarks [--times N] [name …]` runs some of: throughput, latency, idle, plan, recovery,
+drain, master, outage. The last four are the losses, each repeated N times.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
-import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,31 +22,29 @@ from rowlock.db.connect import connect
 from rowlock.db.store import Store
 from rowlock.protocol.model import FIRST_STEP, Completion
 from rowlock.registry import Registry
-from tests.support.fault_jobs import parts, step
+from tests.benchmarks import losses
+from tests.benchmarks.report import fleet_on, say
 from tests.support.fleet import TERMINAL, Fleet, eventually
 from tests.support.postgres import Cluster
 
 JOBS: Final = "tests.benchmarks.jobs"
 PARTITIONS: Final = 20_000
 BATCH: Final = 256
-DEFAULTS: Final = {
-    "beat_seconds": 1,
-    "unreachable_seconds": 5,
-    "removal_grace_seconds": 5,
-    "lease_margin_seconds": 1,
-    "poll_seconds": 10,
-}
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the named measurements, or all."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
+    parser.add_argument("--times", type=int, default=5, help="repetitions of each loss")
+    parser.add_argument("names", nargs="*", metavar="name")
+    given = parser.parse_args(arguments)
+    names: list[str] = given.names
     known: dict[str, Callable[[Cluster], None]] = {
         "throughput": throughput,
         "latency": latency,
         "idle": idle,
         "plan": plan,
-        "recovery": recovery,
-        "drain": drain,
+        **{name: partial(measure, times=given.times) for name, measure in losses.MEASURES.items()},
     }
     unknown = sorted(set(names) - set(known))
     if unknown:
@@ -60,22 +58,6 @@ def main(names: list[str]) -> int:
     finally:
         cluster.close()
     return 0
-
-
-@contextmanager
-def fleet_on(cluster: Cluster, **settings: float) -> Generator[Fleet]:
-    """A fleet over a database of its own."""
-    database = cluster.create()
-    try:
-        with Fleet(database, **(settings or DEFAULTS)) as fleet:
-            yield fleet
-    finally:
-        cluster.drop(database.name)
-
-
-def say(name: str, text: str) -> None:
-    """One line of the report."""
-    print(f"{name:<12} {text}", flush=True)
 
 
 def request(fleet: Fleet, partitions: int) -> UUID:
@@ -236,34 +218,6 @@ def plan(cluster: Cluster) -> None:
 
 def _is_sealed(fleet: Fleet, execution: UUID) -> bool:
     return fleet.status(execution) == "RUNNING"
-
-
-def recovery(cluster: Cluster) -> None:
-    """kill -9 of a node at default settings: until its work runs again."""
-    with fleet_on(cluster) as fleet:
-        _moved(fleet, "recovery", signal.SIGKILL)
-
-
-def drain(cluster: Cluster) -> None:
-    """SIGTERM of a node that hands its work back: until it runs again."""
-    with fleet_on(cluster) as fleet:
-        _moved(fleet, "drain", signal.SIGTERM)
-
-
-def _moved(fleet: Fleet, name: str, signum: int) -> None:
-    one = fleet.node("one", slots=1)
-    fleet.warm_up(one)
-    fleet.request(parts=parts(1, step("wait_or_stop", fleet.path("go"))))
-    first = fleet.wait_started("p0")
-    fleet.node("two", slots=1).wait_beats(2)
-    at = time.monotonic()
-    one.kill(signum)
-    second = fleet.wait_started("p0", 2)
-    fleet.open("go")
-    assert first.node != second.node
-    say(
-        name, f"{signal.Signals(signum).name}: its work runs elsewhere after {second.at - at:.2f} s"
-    )
 
 
 if __name__ == "__main__":
