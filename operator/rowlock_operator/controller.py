@@ -400,6 +400,7 @@ class Controller:
         if problems:
             return False
         self.metrics.last_list.set(time.time())
+        self.observer.forget_all_but(self.cache.uids())
         if self._is_kind_missing:
             self._is_kind_missing = False
             log.info(

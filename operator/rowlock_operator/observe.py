@@ -8,7 +8,7 @@ BatchJob and after our last act; otherwise the database is asked.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -37,8 +37,6 @@ _SHOWN_SECONDS: Final = 60.0
 POD_SECONDS: Final = (5.0, 60.0)
 """Pauses between two looks at the pods of a Job that does not start: the first, and the longest. Each
 is twice the one before while nothing new is seen."""
-_FAILED_KNOWN_MAX: Final = 10_000
-"""Executions whose failed partitions are remembered; beyond that they are read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +107,19 @@ class Observer:
         """The BatchJob is gone."""
         for known in (self._looks, self._acted, self._shown, self._pods):
             known.pop(uid, None)
+
+    def forget_all_but(self, uids: Collection[str]) -> None:
+        """Only these BatchJobs are left.
+
+        What is heard of a BatchJob after it has gone, as of the end of its execution, would stay for
+        ever otherwise. One that is missing here by mistake costs another look.
+        """
+        for known in (self._looks, self._acted, self._shown, self._pods):
+            for uid in known.keys() - uids:
+                del known[uid]
+        runs = {look.row.execution.execution_id for look in self._looks.values()}
+        for run in self._failed.keys() - runs:
+            del self._failed[run]
 
     def pods_due_seconds(self, batchjob: BatchJob) -> float | None:
         """In how many seconds a pod that does not start should be looked at again; None: no need."""
@@ -237,8 +248,6 @@ class Observer:
         if count == execution.failed or len(known) >= FAILED_PARTITIONS_MAX:
             return known
         found = await self._database.failed_partitions(execution.execution_id)
-        if len(self._failed) >= _FAILED_KNOWN_MAX:
-            self._failed.clear()
         self._failed[execution.execution_id] = (execution.failed, found)
         return found
 
