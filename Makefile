@@ -74,8 +74,12 @@ pictures:  ## Draw the dashboards for README, from the series of that run
 # on this machine; without BED it is the one that KUBECONFIG names, which has the images already
 # (manifests/kind.sh makes such a one). LEVEL=apiserver is enough for what needs no running pods; with a
 # BED the other level leaves that to it, since the pods of 100 masters are much work for two nodes.
+# Most tests wait most of the time, so several processes (-n) share the cluster; where pods run, those
+# of a file stay together, since some share an installation.
 BED ?=
 LEVEL ?= nodes
+CLUSTER_TESTS = $(BIN)/python -m pytest tests/cluster -n 2 \
+	--dist $(if $(filter nodes,$(LEVEL)),loadfile,load --maxschedchunk 1)
 # Only for that target: with the level in its environment `make test` would run those tests too.
 cluster: export ROWLOCK_CLUSTER_LEVEL = $(LEVEL)
 cluster: export ROWLOCK_HELM ?= $(CURDIR)/.tools/bin/helm
@@ -97,9 +101,9 @@ ifeq ($(LEVEL),nodes)
 	$(BED)/image "$$ROWLOCK_CLUSTER_DEMO_IMAGE" manifests/demo/Dockerfile . \
 		--build-arg "ROWLOCK_NODE=$$ROWLOCK_CLUSTER_NODE_IMAGE"
 endif
-	$(BED)/exec $(BIN)/python -m pytest tests/cluster $(if $(filter nodes,$(LEVEL)),-m nodes) $(ARGS)
+	$(BED)/exec $(CLUSTER_TESTS) $(if $(filter nodes,$(LEVEL)),-m nodes) $(ARGS)
 else
-	$(BIN)/python -m pytest tests/cluster $(ARGS)
+	$(CLUSTER_TESTS) $(ARGS)
 endif
 
 .PHONY: chart

@@ -9,8 +9,10 @@ operators    starts operators as processes here, with the minimal rights in the 
 scene        a published job, and everything that tests of the operator do in the database
 proxy        stands between the operators and the API server, from its request on
 
-Marks: `nodes` for tests whose pods must run, `fault` for those that break the cluster. What a
-cluster cannot do is deselected, and said in one line.
+Marks: `nodes` for tests whose pods must run, `fault` for those that break the cluster; what a cluster
+cannot do is deselected, and said in one line. `alone` for tests that change what all others share:
+`make cluster` runs several processes, each with a PostgreSQL of its own, on the one cluster. `shared`
+for a file whose tests share an installation.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import os
 import re
 import secrets
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -37,10 +40,11 @@ from tests.support.cluster import (
 )
 from tests.support.operator_scene import OperatorScene
 from tests.support.postgres import Cluster, Database
+from tests.support.turns import Turns
 
 HERE = Path(__file__).parent
 TEST_SECONDS = 300
-_LEFT_OUT = pytest.StashKey[dict[str, int]]()
+_TURN = pytest.StashKey[ExitStack]()
 
 
 def _bed() -> Bed:
@@ -54,36 +58,64 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     bed = _bed()
     kept: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
-    left_out: dict[str, int] = {}
     for item in items:
         if not item.path.is_relative_to(HERE):
             kept.append(item)
             continue
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_SECONDS))
-        reason = _why_not(item, bed)
-        if reason:
-            left_out[reason] = left_out.get(reason, 0) + 1
-            dropped.append(item)
-        else:
-            kept.append(item)
+        is_left_out = any(item.get_closest_marker(mark) for mark in _left_out(bed))
+        (dropped if is_left_out else kept).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
-        items[:] = kept
-    config.stash[_LEFT_OUT] = left_out
+    # Those that wait until nobody else is at work come last, so that few wait for them.
+    items[:] = sorted(kept, key=_is_alone)
 
 
-def _why_not(item: pytest.Item, bed: Bed) -> str:
-    if item.get_closest_marker("nodes") and bed.level != "nodes":
-        return f"no pod runs at ROWLOCK_CLUSTER_LEVEL={bed.level}"
-    if item.get_closest_marker("fault") and not bed.fault:
-        return "ROWLOCK_CLUSTER_FAULT names no command that breaks things"
-    return ""
+def _left_out(bed: Bed) -> dict[str, str]:
+    """Marks of the tests that cannot be run, and why."""
+    why: dict[str, str] = {}
+    if bed.level != "nodes":
+        why["nodes"] = f"no pod runs at ROWLOCK_CLUSTER_LEVEL={bed.level}"
+    if not bed.fault:
+        why["fault"] = "ROWLOCK_CLUSTER_FAULT names no command that breaks things"
+    return why
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    left_out = config.stash[_LEFT_OUT]
-    return [f"not run here: {count} tests, because {why}" for why, count in left_out.items()]
+def pytest_report_header() -> list[str]:
+    return [
+        f"not run here: tests marked {mark}, because {why}"
+        for mark, why in _left_out(_bed()).items()
+    ]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Let a test wait for its turn, before its time and that of its fixtures begins.
+
+    Where a file's tests share an installation, nobody is alone before the last of them is over.
+    """
+    stash = item.config.stash
+    turn = stash.get(_TURN, None)
+    if turn is None:
+        turn = stash[_TURN] = ExitStack()
+        if item.path.is_relative_to(HERE):
+            assert item.config.cache is not None
+            turns = Turns(item.config.cache.mkdir("turns"))
+            turn.enter_context(turns.alone() if _is_alone(item) else turns.beside_others())
+    try:
+        return (yield)
+    finally:
+        shares = item.get_closest_marker("shared") is not None
+        if not shares or nextitem is None or nextitem.path != item.path:
+            del stash[_TURN]
+            turn.close()
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 @pytest.fixture(scope="session")

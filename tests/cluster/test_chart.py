@@ -16,7 +16,7 @@ from tests.support.helm import CHART
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.nodes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(600), pytest.mark.shared]
 
 RELEASE = "try"
 INSTALL_SECONDS = 240

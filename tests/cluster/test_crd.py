@@ -313,6 +313,7 @@ def test_a_condition_needs_a_reason(namespace: Kubectl) -> None:
         )
 
 
+@pytest.mark.alone
 def test_an_older_batchjob_lives_on_under_a_newer_crd(kubectl: Kubectl, namespace: Kubectl) -> None:
     """A version adds fields and takes none away, so objects of the one before stay as they are."""
     newer = yaml.safe_load((MANIFESTS / "crd" / "crd.yaml").read_text())

@@ -30,7 +30,7 @@ from tests.support.cluster import (
 from tests.support.postgres import Cluster, Database
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.nodes
+pytestmark = [pytest.mark.nodes, pytest.mark.shared]
 
 WORKERS: Final = "app.kubernetes.io/component=worker"
 OPERATORS: Final = "app.kubernetes.io/component=operator"

@@ -140,6 +140,7 @@ def test_a_frozen_worker_that_wakes_again_changes_nothing(
 
 
 @pytest.mark.fault
+@pytest.mark.alone
 @pytest.mark.timeout(420)
 def test_a_machine_that_crashes_takes_no_execution_with_it(
     bed: Bed, kubectl: Kubectl, namespace: Kubectl, database: Database, tmp_path: Path

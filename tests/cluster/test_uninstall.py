@@ -1,9 +1,11 @@
-"""The kind BatchJob is removed from the cluster and comes back. Runs last: it takes all BatchJobs along."""
+"""The kind BatchJob is removed from the cluster and comes back; it takes all BatchJobs along."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
+
+import pytest
 
 from tests.support.cluster import MANIFESTS, Kubectl, Operators, becomes
 from tests.support.operator_scene import OperatorScene
@@ -13,6 +15,7 @@ CRD = "batchjobs.batch.rowlock.dev"
 LAST_EVENT = "rowlock_operator_watch_last_event_timestamp_seconds"
 
 
+@pytest.mark.alone
 def test_executions_outlive_the_removal_of_their_kind_and_the_operator_works_again_when_it_is_back(
     kubectl: Kubectl, namespace: Kubectl, operators: Operators, scene: OperatorScene
 ) -> None:
@@ -28,17 +31,17 @@ def test_executions_outlive_the_removal_of_their_kind_and_the_operator_works_aga
     try:
         kubectl.run("delete", "crd", CRD, seconds=60)
 
-        wait_until(lambda: not operator.answers("/readyz"), seconds=20, what="noticed")
+        wait_until(lambda: not operator.answers("/readyz"), seconds=60, what="noticed")
         wait_until(
             lambda: {row.deletion_policy for row in live(scene)} == {"ORPHAN"},
-            seconds=20,
+            seconds=60,
             what="executions that outlive their BatchJobs",
             every_seconds=0.1,
         )
         assert len(live(scene)) == 5
         early = operators.start(ready=False, ROWLOCK_RESYNC_SECONDS="1")
-        wait_until(lambda: early.answers("/livez"), seconds=30, what="alive", every_seconds=0.1)
-        wait_until(lambda: operator.answers("/livez"), seconds=30, what="alive", every_seconds=0.1)
+        wait_until(lambda: early.answers("/livez"), seconds=60, what="alive", every_seconds=0.1)
+        wait_until(lambda: operator.answers("/livez"), seconds=60, what="alive", every_seconds=0.1)
     finally:
         kubectl.run("apply", "--server-side", "-k", str(MANIFESTS / "crd"))
         kubectl.wait(f"crd/{CRD}", "condition=Established")
@@ -52,7 +55,7 @@ def test_executions_outlive_the_removal_of_their_kind_and_the_operator_works_aga
     for one in (operator, early):
         wait_until(
             lambda one=one: one.answers("/metrics") and one.metric(LAST_EVENT) > applied,  # type: ignore[misc]
-            seconds=30,
+            seconds=60,
             what="a watch",
             every_seconds=0.1,
         )

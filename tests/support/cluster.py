@@ -234,7 +234,7 @@ def condition(batchjob: Object, kind: str) -> Object:
 
 
 def becomes(
-    kubectl: Kubectl, name: str, kind: str, status: str, reason: str = "", *, seconds: float = 30
+    kubectl: Kubectl, name: str, kind: str, status: str, reason: str = "", *, seconds: float = 60
 ) -> Object:
     """Wait until a condition of a BatchJob has this status (and this reason), and return it."""
 
@@ -246,7 +246,7 @@ def becomes(
     return condition(kubectl.get("batchjob", name), kind)
 
 
-def shows(kubectl: Kubectl, name: str, *, seconds: float = 20, **fields: object) -> Object:
+def shows(kubectl: Kubectl, name: str, *, seconds: float = 60, **fields: object) -> Object:
     """Wait until the status of a BatchJob has these fields, and return it."""
     status: Object = {}
 
@@ -306,7 +306,8 @@ def operators_of_the_cluster(kubectl: Kubectl) -> list[str]:
         one["metadata"]["namespace"]
         for one in kubectl.items("deployments", "--all-namespaces", "-l", label)
         for container in one["spec"]["template"]["spec"]["containers"]
-        if "ROWLOCK_NAMESPACES" not in {variable["name"] for variable in container.get("env", ())}
+        if one["spec"]["replicas"] > 0
+        and "ROWLOCK_NAMESPACES" not in {variable["name"] for variable in container.get("env", ())}
     ]
 
 
@@ -446,7 +447,7 @@ class OperatorProcess:
         (line,) = [one for one in self.metrics().splitlines() if one.startswith(f"{name} ")]
         return float(line.split()[1])
 
-    def ready(self, seconds: float = 30.0) -> Self:
+    def ready(self, seconds: float = 90.0) -> Self:
         """Wait until it is ready; fail with its log if it ends before that."""
 
         def there() -> bool:
@@ -462,7 +463,7 @@ class OperatorProcess:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, seconds: float = 20.0) -> int:
+    def stop(self, seconds: float = 60.0) -> int:
         """SIGTERM, as the kubelet sends it; its exit status."""
         self.process.terminate()
         return self.process.wait(seconds)
