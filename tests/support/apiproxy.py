@@ -23,7 +23,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
 import aiohttp
@@ -88,6 +88,7 @@ class ApiProxy:
         self._frozen: WeakSet[asyncio.BaseTransport] = WeakSet()
         self._known: WeakSet[asyncio.BaseTransport] = WeakSet()
         self._paused = False
+        self._refuses = False
         self._watches: set[_Watch] = set()
         self._errors: dict[str, bytes] = {}
         self._loop = asyncio.new_event_loop()
@@ -177,9 +178,19 @@ class ApiProxy:
         self.freeze()
         self._paused = True
 
+    def refuse(self) -> None:
+        """Like an API server that is restarted: all connections are reset, and so is each new one."""
+
+        async def begin() -> None:
+            self._refuses = True
+            for transport in self._known:
+                cast(asyncio.Transport, transport).abort()
+
+        self._ask(begin())
+
     def go_on(self) -> None:
         """Answer new connections again. The old ones never wake."""
-        self._paused = False
+        self._paused = self._refuses = False
 
     def break_watches(self, path: str, code: int) -> int:
         """End the open watches of some kind, and answer the next one with an error in its stream.
@@ -240,6 +251,8 @@ class ApiProxy:
         transport = request.transport
         assert transport is not None
         self._known.add(transport)
+        if self._refuses:
+            transport.abort()
         for hold in list(self._holds):
             if hold.method == request.method and hold.what.search(request.path_qs):
                 hold.arrived.set()
