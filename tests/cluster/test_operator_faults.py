@@ -115,7 +115,7 @@ def test_whatever_right_is_missing_is_named_and_with_all_of_them_it_works_withou
                 lambda said=f"{verb} {name} in namespace {namespace.namespace}": (  # type: ignore[misc]
                     said in readyz(operator)
                 ),
-                seconds=20,
+                seconds=60,
                 what=f"{verb} {name}",
                 every_seconds=0.05,
             )
@@ -138,11 +138,11 @@ def test_a_job_that_is_deleted_by_hand_is_made_again_while_the_execution_lives(
         found = namespace.find("job", "nightly-1")
         return found["metadata"]["uid"] if found else ""
 
-    wait_until(job_uid, seconds=10, what="the Job", every_seconds=0.1)
+    wait_until(job_uid, seconds=60, what="the Job", every_seconds=0.1)
     first = job_uid()
     namespace.run("delete", "job", "nightly-1", seconds=30)
     wait_until(
-        lambda: job_uid() not in {"", first}, seconds=20, what="another Job", every_seconds=0.1
+        lambda: job_uid() not in {"", first}, seconds=60, what="another Job", every_seconds=0.1
     )
 
 
@@ -166,7 +166,7 @@ def test_a_foreign_job_in_the_way_is_named_and_left_alone(
         status = namespace.get("batchjob", "nightly").get("status", {})
         return "Job nightly-1" in status.get("message", "")
 
-    wait_until(told, seconds=20, what="the conflict in the message", every_seconds=0.2)
+    wait_until(told, seconds=60, what="the conflict in the message", every_seconds=0.2)
     assert namespace.get("job", "nightly-1")["metadata"]["uid"] == foreign
     namespace.run("delete", "job", "nightly-1", seconds=30)
 
@@ -174,7 +174,7 @@ def test_a_foreign_job_in_the_way_is_named_and_left_alone(
         found = namespace.find("job", "nightly-1")
         return bool(found and found["metadata"].get("ownerReferences"))
 
-    wait_until(ours, seconds=30, what="our Job", every_seconds=0.2)
+    wait_until(ours, seconds=60, what="our Job", every_seconds=0.2)
     assert len(scene.executions("nightly")) == 1
 
 
@@ -199,7 +199,7 @@ def test_a_rotated_password_reaches_a_running_operator_and_is_never_told(
 
     rotate("second-secret")
     wait_until(
-        lambda: not operator.answers("/readyz"), seconds=20, what="noticed", every_seconds=0.1
+        lambda: not operator.answers("/readyz"), seconds=60, what="noticed", every_seconds=0.1
     )
     path.write_text(make_conninfo(dsn, password="second-secret"))
 

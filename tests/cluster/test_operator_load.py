@@ -43,7 +43,7 @@ def test_a_hundred_thousand_partitions_make_a_batchjob_no_larger_and_no_busier(
 
     wait_until(
         lambda: namespace.get("batchjob", "nightly")["status"]["partitions"]["failed"] == FAILURES,
-        seconds=30,
+        seconds=60,
         what="the failures",
         every_seconds=0.5,
     )

@@ -57,7 +57,7 @@ class OperatorScene(Scene):
         """An execution of a BatchJob by its number, counted from 1; waits for it."""
         wait_until(
             lambda: len(self.executions(name)) >= number,
-            seconds=30,
+            seconds=60,
             what=f"execution {number} of {name}",
             every_seconds=0.05,
         )
@@ -65,7 +65,7 @@ class OperatorScene(Scene):
         assert len(found) == number, f"{len(found)} executions of {name}"
         return found[-1]
 
-    def status_becomes(self, execution_id: UUID, *statuses: str, seconds: float = 30) -> None:
+    def status_becomes(self, execution_id: UUID, *statuses: str, seconds: float = 60) -> None:
         """Wait until an execution is in one of these states."""
         wait_until(
             lambda: self.execution(execution_id).status in statuses,
