@@ -522,6 +522,22 @@ def test_two_locks_may_be_held_but_none_twice() -> None:
         ctx.check_end()
 
 
+def test_two_threads_of_one_attempt_do_not_share_a_lock() -> None:
+    """For the database they are one: both would be told that they have it."""
+
+    class Busy(Line):
+        def ask(self, request: Callable[[int], ToSupervisor]) -> Reply:
+            if not self.locks:
+                self.locks.append(Lock(request=0, attempt=7, name="x", timeout_seconds=None))
+                with pytest.raises(UsageError, match="in two threads"), ctx.lock("x"):
+                    raise AssertionError
+            return super().ask(request)
+
+    ctx = a_context(Busy())
+    with ctx.lock("x"):
+        pass
+
+
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 201, "ü" * 101, "\ud800", 7, None], ids=repr)
 def test_what_is_no_name_of_a_lock_is_refused(name: Any) -> None:
     line = Line()

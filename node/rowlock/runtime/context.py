@@ -194,7 +194,7 @@ class ExecutorContext(Fenced, Context[Any]):
         self._chunked = False
         self._chunk_committed = False
         self._progress_at = -math.inf
-        self._locks: set[str] = set()
+        self._locks: dict[str, object] = {}
 
     # -- what an author reads ------------------------------------------------------------------
 
@@ -361,28 +361,33 @@ class ExecutorContext(Fenced, Context[Any]):
     @contextmanager
     def lock(self, name: str, *, timeout_seconds: float | None = None) -> Generator[None]:
         """Hold a named lock of the whole cluster; see `rowlock.Context`."""
-        self._check_lock(name, timeout_seconds)
-        self._take_lock(name, timeout_seconds)
+        self._want_lock(name, timeout_seconds)
+        try:
+            self._wait_for_lock(name, timeout_seconds)
+        except BaseException:
+            del self._locks[name]
+            raise
         try:
             yield
         finally:
             self._give_back_lock(name)
 
-    def _check_lock(self, name: str, timeout_seconds: float | None) -> None:
+    def _want_lock(self, name: str, timeout_seconds: float | None) -> None:
         self.fate.check()
         problem = _lock_problem(name, timeout_seconds)
-        work = self._work
-        if problem is None and name in self._locks:
-            problem = f"{name!r} inside itself: it cannot be taken twice"
+        work, mark = self._work, object()
         if problem is None and work is not None and (work.open or work.deferred):
             problem = (
                 f"{name!r} while a transaction is open: its rows would be committed after the lock is"
                 " given back. Take the lock first, and open the transaction inside it"
             )
+        # In one step: of two threads of the author's, one is refused.
+        if problem is None and self._locks.setdefault(name, mark) is not mark:
+            problem = f"{name!r} inside itself, or in two threads: an attempt has a lock once"
         if problem is not None:
             raise self.fate.refuse(f"ctx.lock: {problem}")
 
-    def _take_lock(self, name: str, timeout_seconds: float | None) -> None:
+    def _wait_for_lock(self, name: str, timeout_seconds: float | None) -> None:
         self._stop_if_asked()
         attempt = self._run.attempt
         reply = self._line.ask(
@@ -397,7 +402,6 @@ class ExecutorContext(Fenced, Context[Any]):
             raise Stopped(f"the attempt was asked to stop while it waited for the lock {name!r}")
         if reply.body == "timed_out":
             raise TimeoutError(f"the lock {name!r} was not free within {timeout_seconds:g} s")
-        self._locks.add(name)
 
     def _give_back_lock(self, name: str) -> None:
         work, fate = self._work, self.fate
@@ -407,7 +411,7 @@ class ExecutorContext(Fenced, Context[Any]):
             return  # as is the claim that it is held by, or that will be
         attempt = self._run.attempt
         self._line.ask(lambda number: Unlock(request=number, attempt=attempt, name=name))
-        self._locks.discard(name)
+        del self._locks[name]
 
     def check_end(self) -> None:
         """Look whether a plain return from process() can be a completion, and report what it left out.
