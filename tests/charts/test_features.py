@@ -102,12 +102,22 @@ def test_a_pool_says_otherwise_than_workers_and_those_than_the_defaults_of_all_p
     assert chosen[OPERATOR] == ("all", {"a": "1"})
 
 
+def without_database(named: list[Any]) -> list[Any]:
+    """Volumes, or mounts, without that of the file with the connection string."""
+    assert [one["name"] for one in named].count("database") == 1
+    return [one for one in named if one["name"] != "database"]
+
+
 def test_a_master_s_pod_is_that_of_the_worker_without_probes(render: Any) -> None:
     chart = render(of_pool(**POD, settings={"ROWLOCK_POLL_SECONDS": 5}))
     worker, master = (chart.pods()[name]["spec"] for name in (WORKER, MASTER))
     container = dict(worker["containers"][0])
     for only in ("args", "livenessProbe", "readinessProbe", "startupProbe"):
         del container[only]
+    # A master lives for one execution, and a Secret that is missing is told of its environment at once.
+    container["env"] = [*master["containers"][0]["env"][:1], *container["env"][1:]]
+    container["volumeMounts"] = without_database(container["volumeMounts"])
+    worker["volumes"] = without_database(worker["volumes"])
     assert master["containers"] == [container, *worker["containers"][1:]]
     own = ("containers", "topologySpreadConstraints")
     assert {name: value for name, value in master.items() if name not in own} == {
@@ -324,20 +334,23 @@ def test_keda_gets_host_and_login_where_there_is_no_connection_string(render: An
 # -- the database ------------------------------------------------------------------------------
 
 
+def secret_of(pod: Any, name: str = "database") -> tuple[str, str]:
+    """Name and key of the Secret that a pod mounts as a file with a connection string."""
+    (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == name]
+    (item,) = volume["secret"]["items"]
+    assert (item["path"], volume["secret"]["defaultMode"]) == ("dsn", 0o444)
+    return volume["secret"]["secretName"], item["key"]
+
+
 def test_cloudnativepg_s_secret_works_as_it_is(render: Any) -> None:
+    """What lives long reads it from a file, at each connection: a new password needs no restart."""
     pods = render(BASE).pods()
-    for name in (WORKER, MASTER, EXPORTER, MIGRATE):
+    for name in (MASTER, MIGRATE):
         assert environment(pods[name])["ROWLOCK_DSN"] == "pg-app/uri", name
-    operator = pods[OPERATOR]
-    assert environment(operator)["ROWLOCK_DSN_FILE"] == "/etc/rowlock-database/dsn"
-    assert {
-        "name": "database",
-        "secret": {
-            "secretName": "pg-app",
-            "defaultMode": 0o444,
-            "items": [{"key": "uri", "path": "dsn"}],
-        },
-    } in operator["spec"]["volumes"]
+    for name in (WORKER, EXPORTER, OPERATOR):
+        assert environment(pods[name])["ROWLOCK_DSN_FILE"] == "/etc/rowlock-database/dsn", name
+        assert "ROWLOCK_DSN" not in environment(pods[name])
+        assert secret_of(pods[name]) == ("pg-app", "uri")
 
 
 def test_each_role_may_have_a_secret_of_its_own(render: Any) -> None:
@@ -348,9 +361,10 @@ def test_each_role_may_have_a_secret_of_its_own(render: Any) -> None:
     }
     pods = render(with_values(BASE, database={"secrets": secrets})).pods()
     assert environment(pods[MIGRATE])["ROWLOCK_DSN"] == "pg-owner/uri"
-    assert environment(pods[WORKER])["ROWLOCK_DSN"] == "pg-app/node"
+    assert environment(pods[MASTER])["ROWLOCK_DSN"] == "pg-app/node"
+    assert secret_of(pods[WORKER]) == ("pg-app", "node")
     # A reader without one of its own reads as the operator, who may do no more than that and launch.
-    assert environment(pods[EXPORTER])["ROWLOCK_DSN"] == "pg-operator/dsn"
+    assert secret_of(pods[EXPORTER]) == ("pg-operator", "dsn")
 
 
 def test_a_host_takes_passwords_from_secrets(render: Any) -> None:
@@ -390,7 +404,9 @@ def test_the_server_s_certificate_is_checked(render: Any, name: str) -> None:
 def test_the_pooler_of_transactions_may_be_another(render: Any) -> None:
     work = {"existingSecret": "pg-work", "existingSecretKey": "dsn"}
     pods = render(with_values(BASE, database={"work": work})).pods()
-    assert environment(pods[WORKER])["ROWLOCK_WORK_DSN"] == "pg-work/dsn"
+    file = environment(pods[WORKER])["ROWLOCK_WORK_DSN_FILE"]
+    assert file == "/etc/rowlock-work-database/dsn"
+    assert secret_of(pods[WORKER], "work-database") == ("pg-work", "dsn")
     assert environment(pods[MASTER])["ROWLOCK_WORK_DSN"] == "pg-work/dsn"
     assert "ROWLOCK_WORK_DSN" not in environment(pods[OPERATOR])
 
@@ -751,8 +767,9 @@ def test_the_demonstration_needs_one_value(render: Any) -> None:
     assert chart.of("Job") == []
     for name in (WORKER, MASTER):
         assert main_container(pods[name])["image"] == "rowlock-demo:0.1.0"
-        assert environment(pods[name])["ROWLOCK_DSN"] == "r-rowlock-demo-database/node"
         assert environment(pods[name])["PGSSLMODE"] == "disable"
+    assert environment(pods[MASTER])["ROWLOCK_DSN"] == "r-rowlock-demo-database/node"
+    assert secret_of(pods[WORKER]) == ("r-rowlock-demo-database", "node")
     database = environment(pods["Deployment/r-rowlock-demo-database"])
     assert database["READER_DSN"] == "r-rowlock-demo-database/reader"
     service = chart.one("Service", "demo-database")

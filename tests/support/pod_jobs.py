@@ -16,6 +16,7 @@ from typing import Final, LiteralString
 import psycopg
 
 import rowlock
+from rowlock.db.connect import parameters_of
 
 SCHEMA: Final[LiteralString] = """
 CREATE SCHEMA pods;
@@ -98,4 +99,5 @@ def _is_closed(params: Script, step: str) -> bool:
 
 
 def _connect() -> psycopg.Connection[tuple[object, ...]]:
-    return psycopg.connect(os.environ["ROWLOCK_DSN"], autocommit=True, connect_timeout=3)
+    given = parameters_of(os.environ["ROWLOCK_DSN"])  # of a worker it is a file
+    return psycopg.connect(**{**given, "connect_timeout": 3}, autocommit=True)

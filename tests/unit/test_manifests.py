@@ -37,6 +37,12 @@ def test_the_pod_of_a_master_is_that_of_a_worker() -> None:
     expected = {name: value for name, value in WORKER.items() if name not in of_a_worker}
     (container,) = expected.pop("containers")
     (own,) = master.pop("containers")
+    # A master lives for one execution, and a Secret that is missing is told of its environment at once:
+    # it takes no file with the connection string.
+    assert [one["name"] for one in container["env"]] == ["ROWLOCK_DSN_FILE"]
+    assert [one["name"] for one in own["env"]] == ["ROWLOCK_DSN"]
+    container = {**container, "env": own["env"], "volumeMounts": container["volumeMounts"][1:]}
+    expected["volumes"] = expected["volumes"][1:]
     assert master == expected
     assert own == {name: one for name, one in container.items() if name not in of_its_container}
 

@@ -35,12 +35,12 @@ key: {{ default $database.existingSecretKey $own.key }}
 {{- toYaml $user -}}
 {{- end }}
 
-{{/* Environment: root, role. */}}
+{{/* Environment: root, role, file (whether a connection string is read from a file at each connection, so that a new
+     password needs no restart: for all that lives long). */}}
 {{- define "rowlock.database.env" -}}
 {{- $database := .root.Values.database -}}
 {{- $secret := include "rowlock.database.secret" . | fromYaml -}}
-{{- if and $secret (eq .role "operator") }}
-# A file is read at each connection: a new password needs no restart.
+{{- if and $secret .file }}
 - {name: ROWLOCK_DSN_FILE, value: /etc/rowlock-database/dsn}
 {{- else if $secret }}
 - name: ROWLOCK_DSN
@@ -53,7 +53,9 @@ key: {{ default $database.existingSecretKey $own.key }}
 - name: PGPASSWORD
   valueFrom: {secretKeyRef: {name: {{ $user.passwordSecret.name }}, key: {{ $user.passwordSecret.key }}}}
 {{- end }}
-{{- if and (eq .role "node") $database.work.existingSecret }}
+{{- if and (eq .role "node") $database.work.existingSecret .file }}
+- {name: ROWLOCK_WORK_DSN_FILE, value: /etc/rowlock-work-database/dsn}
+{{- else if and (eq .role "node") $database.work.existingSecret }}
 - name: ROWLOCK_WORK_DSN
   valueFrom: {secretKeyRef: {name: {{ $database.work.existingSecret }}, key: {{ $database.work.existingSecretKey }}}}
 {{- end }}
@@ -71,13 +73,22 @@ key: {{ default $database.existingSecretKey $own.key }}
 {{- define "rowlock.database.volumes" -}}
 {{- $tls := .root.Values.database.tls -}}
 {{- $secret := include "rowlock.database.secret" . | fromYaml -}}
-{{- if and $secret (eq .role "operator") }}
+{{- $work := .root.Values.database.work -}}
+{{- if and $secret .file }}
 - name: database
   secret:
     secretName: {{ $secret.name }}
     defaultMode: 0444
     items:
     - {key: {{ $secret.key }}, path: dsn}
+{{- end }}
+{{- if and (eq .role "node") $work.existingSecret .file }}
+- name: work-database
+  secret:
+    secretName: {{ $work.existingSecret }}
+    defaultMode: 0444
+    items:
+    - {key: {{ $work.existingSecretKey }}, path: dsn}
 {{- end }}
 {{- if not .root.Values.demo.postgres.enabled }}
 {{- if $tls.caSecret.name }}
@@ -97,8 +108,11 @@ key: {{ default $database.existingSecretKey $own.key }}
 
 {{- define "rowlock.database.volumeMounts" -}}
 {{- $tls := .root.Values.database.tls -}}
-{{- if and (eq .role "operator") (include "rowlock.database.secret" .) }}
+{{- if and .file (include "rowlock.database.secret" .) }}
 - {name: database, mountPath: /etc/rowlock-database, readOnly: true}
+{{- end }}
+{{- if and .file (eq .role "node") .root.Values.database.work.existingSecret }}
+- {name: work-database, mountPath: /etc/rowlock-work-database, readOnly: true}
 {{- end }}
 {{- if not .root.Values.demo.postgres.enabled }}
 {{- if $tls.caSecret.name }}

@@ -36,7 +36,8 @@ command, ports, readinessProbe, restartPolicy: of those that differ
 {{- define "rowlock.podTemplate" -}}
 {{- $root := .root -}}
 {{- $values := .values -}}
-{{- $database := dict "root" $root "role" (default "" .role) -}}
+{{- $file := not (has .component (list "master" "migrate")) -}}
+{{- $database := dict "root" $root "role" (default "" .role) "file" $file -}}
 metadata:
   labels:
     {{- $labels := include "rowlock.labels" (dict "root" $root "component" .component "pool" .pool) | fromYaml }}
@@ -180,7 +181,7 @@ spec:
 
 {{/* The init container that migrates: root, values (for its security context). */}}
 {{- define "rowlock.migrateContainer" -}}
-{{- $database := dict "root" .root "role" "owner" -}}
+{{- $database := dict "root" .root "role" "owner" "file" false -}}
 name: migrate
 image: {{ include "rowlock.image" (dict "root" .root "image" .root.Values.image) | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
