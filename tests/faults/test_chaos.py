@@ -10,10 +10,13 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 from uuid import UUID
 
 from tests.support.fault_jobs import Part, part, step
 from tests.support.fleet import TERMINAL, Fleet, NodeProcess, eventually
+from tests.support.pgproxy import PgProxy
 from tests.support.supervisor import is_alive, send
 from tests.support.waiting import wait_until
 
@@ -22,19 +25,43 @@ SECONDS = 8.0
 ITEMS = 20
 
 
+REQUESTS = (
+    *(b"rowlock.claim(", b"rowlock.complete(", b"rowlock.checkpoint(", b"rowlock.beat("),
+    *(b"rowlock.fail(", b"rowlock.release(", b"rowlock.seal(", b"rowlock.register(", b"COMMIT"),
+)
+"""What the network may lose, or the answer to it."""
+
+
 class Chaos:
-    """What may happen to a fleet of three, one thing at a time."""
+    """What may happen to a fleet of three, one thing at a time. Use it in a `with`."""
 
     def __init__(self, fleet: Fleet, rng: random.Random) -> None:
         self.fleet = fleet
         self.rng = rng
+        self.proxies: dict[NodeProcess, PgProxy] = {}
+        """What stands between each node and the database."""
         self.asleep: dict[NodeProcess, tuple[float, Callable[[], None]]] = {}
         """Nodes that stand still: until when, and what wakes them."""
         self.nodes = [self._fresh() for _ in range(NODES)]
 
     def _fresh(self) -> NodeProcess:
         name = f"node-{len(self.fleet.members)}"
-        return self.fleet.node(name, slots=2, wait=False, drain_seconds=2)
+        proxy = PgProxy(self.fleet.database.dsn_as("rowlock_node"))
+        node = self.fleet.node(name, slots=2, wait=False, drain_seconds=2, ROWLOCK_DSN=proxy.dsn)
+        self.proxies[node] = proxy
+        return node
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for proxy in self.proxies.values():
+            proxy.close()
 
     def go_on(self) -> None:
         """Wake who has slept enough, and replace who has died, as Kubernetes does."""
@@ -58,6 +85,7 @@ class Chaos:
             [
                 *(self._kill, self._drain, self._pause, self._stop_supervisor),
                 *(self._kill_executor, self._kill_watchdog, self._cut_connections),
+                *(self._lose_a_request, self._lose_a_request, self._lose_packets, self._freeze),
             ]
         )(node)
 
@@ -99,6 +127,20 @@ class Chaos:
             *(f"rowlock node {node.name}", f"rowlock beat {node.name}"),
         )
 
+    def _lose_a_request(self, node: NodeProcess) -> None:
+        self.proxies[node].cut(self.rng.choice(REQUESTS), after=self.rng.random() < 0.5)
+
+    def _lose_packets(self, node: NodeProcess) -> None:
+        self._hold_back(node, self.proxies[node].drop)
+
+    def _freeze(self, node: NodeProcess) -> None:
+        self._hold_back(node, self.proxies[node].blackhole)
+
+    def _hold_back(self, node: NodeProcess, how: Callable[[], None]) -> None:
+        how()
+        until = time.monotonic() + self.rng.choice([0.3, 1.5, 4.0])
+        self.asleep[node] = (until, self.proxies[node].pass_on)
+
 
 def work(number: int) -> list[Part]:
     """AT_LEAST_ONCE work that takes some time, of each way to write."""
@@ -117,12 +159,20 @@ def work(number: int) -> list[Part]:
 
 
 def test_random_faults_break_no_promise(fleet: Fleet, seed: int) -> None:
-    """Nodes and executors are killed, drained, paused and cut off while they work. Every AT_LEAST_ONCE
+    """Nodes and executors are killed, drained, paused and cut off while they work, and the network loses
+    their requests, answers and packets. Every AT_LEAST_ONCE
     partition completes, with each of its rows written once; no AT_MOST_ONCE partition is begun twice,
     and one that did not complete is FAILED; nothing deadlocks, no claim is left behind."""
     seconds = float(os.environ.get("ROWLOCK_CHAOS_SECONDS") or SECONDS)
     rng = random.Random(seed)
-    chaos = Chaos(fleet, rng)
+    with Chaos(fleet, rng) as chaos:
+        repeated, once = run_under(chaos, seconds)
+    check(fleet, repeated, once)
+
+
+def run_under(chaos: Chaos, seconds: float) -> tuple[list[UUID], list[UUID]]:
+    """Work of both kinds, until all of it has ended: executions that may repeat, and that may not."""
+    fleet = chaos.fleet
     repeated = [fleet.request(parts=work(int(seconds)), max_attempts=1000)]
     pause = step("sleep", 0.2)
     once = [
@@ -134,7 +184,7 @@ def test_random_faults_break_no_promise(fleet: Fleet, seed: int) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         chaos.strike()
-        next_strike = time.monotonic() + rng.uniform(0.1, 0.8)
+        next_strike = time.monotonic() + chaos.rng.uniform(0.1, 0.8)
         wait_until(lambda: time.monotonic() >= next_strike, seconds=5)  # noqa: B023
         chaos.go_on()
     chaos.end()
@@ -144,7 +194,7 @@ def test_random_faults_break_no_promise(fleet: Fleet, seed: int) -> None:
         return all(fleet.status(run) in TERMINAL for run in [*repeated, *once])
 
     eventually(have_ended, "all executions end", seconds=60)
-    check(fleet, repeated, once)
+    return repeated, once
 
 
 def check(fleet: Fleet, repeated: list[UUID], once: list[UUID]) -> None:

@@ -43,6 +43,8 @@ def test_results_and_claims_whose_request_or_answer_is_lost_count_once(
     assert {p.failures for p in fleet.rows_of(run)} == {0}
     assert one.metric("rowlock_heartbeat_failures_total") == 0
     assert len(one.incarnations) == 1
+    if after:
+        assert one.events("claims_reconciled"), "claims that were never answered went back"
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["request", "answer"])

@@ -91,6 +91,10 @@ class PgProxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Reset every connection and listen no more."""
         self._ask(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
