@@ -176,7 +176,7 @@ def test_a_process_that_hoards_memory_is_replaced_after_its_attempt(fleet: Fleet
     assert_calm(one)
 
 
-@pytest.mark.parametrize("limit, least, most", [(25, 4, 100), (0, 1, 1)])
+@pytest.mark.parametrize("limit, least, most", [(50, 2, 100), (0, 1, 1)])
 def test_a_process_is_replaced_after_so_many_attempts_however_small_they_are(
     fleet: Fleet, limit: int, least: int, most: int
 ) -> None:
