@@ -206,6 +206,7 @@ def test_a_node_whose_schema_goes_on_without_it_hands_back_and_waits_to_be_upgra
 
 
 def test_a_node_that_starts_beside_a_schema_too_new_waits_and_can_be_ended(fleet: Fleet) -> None:
+    fleet.left_open = 1
     record_migration(fleet.database, works_with=KNOWN + 1)
     node = fleet.node("old", wait=False)
     run = fleet.request(parts=parts(2, step("rows", 1)))
