@@ -93,6 +93,14 @@ def test_failed_partitions_are_few_and_their_texts_short() -> None:
     }
 
 
+def test_a_plan_of_nothing_has_a_progress_without_a_division() -> None:
+    """(0/0 becomes NaN or null elsewhere: reported as spring-batch#2005, planetary-computer-tasks PR#56.)"""
+    found = the_status(an_execution("COMPLETED", pending=0, completed=0, total=0))
+
+    assert found["progress"] == "0/0"
+    assert found["partitions"]["total"] == found["partitions"]["succeeded"] == 0
+
+
 def test_counters_fit_into_what_the_crd_takes() -> None:
     found = the_status(an_execution(pending=2**40, total=2**40))
 
