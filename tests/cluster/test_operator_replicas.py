@@ -7,6 +7,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.support.builders import a_seed
 from tests.support.cluster import Kubectl, Object, OperatorProcess, Operators, as_text
 from tests.support.operator_scene import OperatorScene
@@ -88,6 +90,7 @@ def test_two_operators_that_are_killed_at_random_launch_everything_once(
         }
 
 
+@pytest.mark.timeout(480)
 def test_three_hundred_batchjobs_fit_into_two_hundred_mebibytes_and_patches_leave_nothing_behind(
     namespace: Kubectl, operators: Operators, scene: OperatorScene
 ) -> None:
