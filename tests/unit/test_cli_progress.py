@@ -59,12 +59,11 @@ def test_there_is_no_rate_of_nothing_or_of_a_moment() -> None:
 def test_a_plan_of_nothing_is_shown_as_what_it_is() -> None:
     clock = Clock()
     speed = Speedometer(clock)
-    for _ in range(2):
-        clock.now += 10
-        text = details(
-            a_snapshot(0, status="COMPLETED", total=0), speed.pace(a_snapshot(0, total=0))
-        )
-    assert text == "0/0 completed"
+    nothing = a_snapshot(0, status="COMPLETED", total=0)
+    speed.pace(nothing)
+    clock.now += 10
+
+    assert progress.details(nothing, speed.pace(nothing)) == "0/0 completed"
 
 
 def test_without_a_plan_there_is_a_rate_but_no_end() -> None:
