@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, TypeVar
 from uuid import UUID
 
+from rowlock.protocol import ownership
 from rowlock.protocol.backoff import delay_seconds
 from rowlock.protocol.liveness import MarkUnreachable, Observer, Remove, SeekEvidence
 from rowlock.protocol.model import Claim
@@ -207,7 +208,9 @@ class Process:
         self.pending.clear()
         for attempt in list(self.attempts):
             self._commit_in_vain(attempt)
-            if attempt.began and attempt.claim.at_most_once:
+            if ownership.outlives_removal(
+                at_most_once=attempt.claim.at_most_once, began=attempt.began
+            ):
                 attempt.orphan = True
             else:
                 self.attempts.remove(attempt)
@@ -255,18 +258,18 @@ class Process:
         held = self._ask(lambda: db.claims_of(self.node))
         driven = self._ask(lambda: db.masterships_of(self.node))
         self._synced = True
-        known = {a.claim.token for a in self.attempts}
-        for partition, token in held.items():
-            if token not in known:
-                self._send(partial(db.release, self.node, partition, token, unstarted=True))
-        for attempt in list(self.attempts):
-            if not attempt.orphan and held.get(attempt.claim.id) != attempt.claim.token:
+        mine = {(a.claim.id, a.claim.token): a for a in self.attempts}
+        claims = ownership.compare(held, mine)
+        for partition, token in claims.unknown:
+            self._send(partial(db.release, self.node, partition, token, unstarted=True))
+        for claim, attempt in mine.items():
+            if claim in claims.gone and not attempt.orphan:
                 self._forget(attempt)
-        for execution in list(self._driven):
-            if driven.get(execution) != self._driven[execution].epoch:
-                del self._driven[execution]
-        for execution in driven:
-            if execution not in self._driven and not self.draining:
+        led = ownership.compare(driven, {(e, m.epoch) for e, m in self._driven.items()})
+        for execution, _ in led.gone:
+            del self._driven[execution]
+        for execution, _ in led.unknown:
+            if not self.draining:
                 self._adopt(execution)  # the answer of the adoption was lost
 
     # -- attempts ----------------------------------------------------------------------------------------
@@ -274,7 +277,13 @@ class Process:
     def _claim(self) -> None:
         prefetch = self._rng.choice((0, 0, 2))
         slots = SLOTS - len(self.attempts)
-        if slots < 1 or any(a.claim.alone for a in self.attempts):
+        if slots < 1 or not ownership.may_claim(
+            claimable=self._claimable,
+            synced=self._synced,
+            lease_holds=self.clock < self._lease_until,
+            draining=self.draining,
+            alone=any(a.claim.alone for a in self.attempts),
+        ):
             return
         claims = self._ask(
             lambda: self._world.db.claim(
@@ -303,7 +312,8 @@ class Process:
     def _start(self, attempt: Attempt) -> None:
         db, claim, node = self._world.db, attempt.claim, attempt.node
         frozen = self.clock >= self._lease_until and not self.asleep
-        if frozen or self.draining or self._rng.random() < 0.08:
+        may = ownership.may_begin(lease_holds=not frozen, draining=self.draining, stopping=False)
+        if not may or self._rng.random() < 0.08:
             if claim.at_most_once and not frozen and self._rng.random() < 0.5:
                 self._end(attempt, lambda: db.fail(node, claim.id, claim.token, "unstarted", 0.0))
             else:

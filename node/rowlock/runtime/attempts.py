@@ -24,6 +24,7 @@ from uuid import UUID
 from rowlock.db.store import Store
 from rowlock.errors import ContractError
 from rowlock.failure import clean_text
+from rowlock.protocol import ownership
 from rowlock.protocol.backoff import delay_seconds
 from rowlock.protocol.model import Claim, Completion, ExecutionFacts
 from rowlock.protocol.prefetch import Pace
@@ -423,10 +424,14 @@ class Attempts:
 
     def _wanted(self, now: float) -> tuple[int, int]:
         """How many partitions to claim for free slots, and how many to keep ready."""
-        if not (self._claimable and self._synced and self._host.lease_holds):
-            return 0, 0
-        # An attempt that is to be alone was claimed by an idle node: it is the only one.
-        if self._host.draining or any(a.claim.alone for a in islice(self._live.values(), 1)):
+        if not ownership.may_claim(
+            claimable=self._claimable,
+            synced=self._synced,
+            lease_holds=self._host.lease_holds,
+            draining=self._host.draining,
+            # An attempt that is to be alone was claimed by an idle node: it is the only one.
+            alone=any(a.claim.alone for a in islice(self._live.values(), 1)),
+        ):
             return 0, 0
         free = sum(1 for executor in self._executors if executor.ready and not executor.work)
         slots = max(0, free - len(self._queue))
@@ -550,7 +555,11 @@ class Attempts:
     def _decide_go(self, attempt: Attempt) -> None:
         executor = attempt.executor
         assert executor is not None
-        if self._host.lease_holds and not self._host.draining and attempt.stop_by is None:
+        if ownership.may_begin(
+            lease_holds=self._host.lease_holds,
+            draining=self._host.draining,
+            stopping=attempt.stop_by is not None,
+        ):
             attempt.began = True
             self._begun[attempt.claim.token] = None
             if len(self._begun) > BEGUN_MAX:
@@ -919,13 +928,9 @@ class Attempts:
         return not self._exchanging and (not self._synced or (frozen and self._host.lease_holds))
 
     def _reconcile(self, held: dict[int, UUID]) -> None:
-        mine = {a.claim.id: a for a in self._live.values() if not a.orphan}
-        unknown = [
-            (partition, token)
-            for partition, token in held.items()
-            if self._settling.get(partition) != token
-            and (partition not in mine or mine[partition].claim.token != token)
-        ]
+        mine = {(a.claim.id, a.claim.token): a for a in self._live.values() if not a.orphan}
+        difference = ownership.compare(held, {*mine, *self._settling.items()})
+        unknown = difference.unknown
         for partition, token in unknown:
             if token in self._begun:
                 self._end_again(partition, token)
@@ -939,8 +944,8 @@ class Attempts:
                 extra={"event": "claims_reconciled", "count": len(unknown)},
             )
             self._host.work.tell(lambda store: store.release(node_id, unknown, unstarted=True))
-        for attempt in mine.values():
-            gone = held.get(attempt.claim.id) != attempt.claim.token
+        for claim, attempt in mine.items():
+            gone = claim in difference.gone
             executor = attempt.executor
             frozen = executor is not None and self._is_frozen(executor)
             # Twice missing, or missing where it matters now: an answer may be on its way.
@@ -1018,10 +1023,11 @@ class Attempts:
         self._give_up(list(self._completed))
         self._completed.clear()
         for attempt in list(self._live.values()):
-            if not attempt.claim.at_most_once:
-                self._lose(attempt)
-            elif attempt.began:
+            at_most_once = attempt.claim.at_most_once
+            if ownership.outlives_removal(at_most_once=at_most_once, began=attempt.began):
                 attempt.orphan = True
+            elif not at_most_once:
+                self._lose(attempt)
             else:
                 self._end(attempt, Ending.LOST)
         self._synced = False

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
 from rowlock.errors import ContractError
+from rowlock.protocol import ownership
 from rowlock.protocol.backoff import delay_seconds
 from rowlock.protocol.model import FIRST_STEP, Mastership, Progress
 from rowlock.protocol.statuses import ENDED
@@ -257,11 +258,12 @@ class Masters:
         def done(driven: dict[UUID, int]) -> None:
             if node_id != self._host.node_id or self._host.draining:
                 return
-            for execution in driven:
-                if execution not in self._driven:  # the reply of the adoption was lost
-                    self.adopt(execution)
-            for master in list(self._driven.values()):
-                gone = driven.get(master.execution_id) != master.mastership.epoch
+            mine = {(m.execution_id, m.mastership.epoch): m for m in self._driven.values()}
+            difference = ownership.compare(driven, mine)
+            for execution, _ in difference.unknown:  # the reply of the adoption was lost
+                self.adopt(execution)
+            for mastership, master in mine.items():
+                gone = mastership in difference.gone
                 if gone and master.missing:
                     self._look(master)
                 master.missing = gone
