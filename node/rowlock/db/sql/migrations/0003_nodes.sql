@@ -250,7 +250,8 @@ $$;
 CREATE FUNCTION rowlock._is_gone(p_backend rowlock.backend) RETURNS boolean
 LANGUAGE sql STABLE
 AS $$
-    SELECT (p_backend).server_runs_since = rowlock._server_runs_since()  -- guard: only the server that knew it can miss it
+    SELECT (p_backend).pid IS NOT NULL
+       AND (p_backend).server_runs_since = rowlock._server_runs_since()  -- guard: only the server that knew it can miss it
        AND NOT EXISTS (
            SELECT FROM pg_catalog.pg_stat_activity a
            WHERE a.pid = (p_backend).pid AND coalesce(a.backend_start = (p_backend).started_at, true))
@@ -270,6 +271,20 @@ DECLARE
     v_was text;
 BEGIN
     acted := false; moved := 0; failed := 0; freed := 0;
+    -- All who watch it ask, at each of their beats until it is removed, and all but one of them for nothing:
+    -- that must not cost a look at all sessions.
+    IF NOT EXISTS (
+        SELECT FROM batch_nodes n WHERE n.node_id = p_node AND (
+            n.status = 'ACTIVE'
+            OR EXISTS (SELECT FROM batch_partitions p
+                       WHERE p.status = 'CLAIMED' AND p.assigned_node = p_node AND p.delivery = 'AT_LEAST_ONCE')
+            OR EXISTS (SELECT FROM batch_job_coordination e
+                       WHERE e.master_node = p_node
+                         AND e.status NOT IN ('COMPLETED', 'FAILED', 'CANCELLED', 'ABANDONED'))))
+    THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
     SELECT n.status INTO v_was FROM batch_nodes n
     WHERE n.node_id = p_node
       AND n.status <> 'REMOVED'
