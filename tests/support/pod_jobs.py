@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, LiteralString
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 import rowlock
 from rowlock.db.connect import parameters_of
@@ -99,5 +100,6 @@ def _is_closed(params: Script, step: str) -> bool:
 
 
 def _connect() -> psycopg.Connection[tuple[object, ...]]:
-    given = parameters_of(os.environ["ROWLOCK_DSN"])  # of a worker it is a file
-    return psycopg.connect(**{**given, "connect_timeout": 3}, autocommit=True)
+    # In a worker it names a file.
+    given = {**parameters_of(os.environ["ROWLOCK_DSN"]), "connect_timeout": "3"}
+    return psycopg.connect(make_conninfo(**given), autocommit=True)
