@@ -21,6 +21,7 @@ from rowlock.exporter import JOB_NAMES_MAX, POOLS_MAX, READ_SECONDS, Exporter, R
 from rowlock.runtime.health import HealthServer
 from tests.support.builders import Scene
 from tests.support.postgres import Cluster, Database
+from tests.support.releases import KNOWN, forget_migration, record_migration
 from tests.support.waiting import wait_until
 
 UP = 'rowlock_database_up{component="exporter"}'
@@ -98,6 +99,24 @@ def test_without_the_database_no_old_number_is_served(private_postgres: Cluster)
 
         database.server.up()
         assert "rowlock_queue_partitions" in gauges(wait_up(exporter))
+
+
+def test_a_newer_schema_is_read_while_it_works_with_this_code(database: Database) -> None:
+    with exporting(database.dsn_as("rowlock_reader")) as exporter:
+        wait_up(exporter)
+        record_migration(database, works_with=KNOWN)
+        wait_until(
+            lambda: series(exporter).get("rowlock_schema_version") == KNOWN + 1, what="it is read"
+        )
+        assert exporter.readyz() is None
+        forget_migration(database)
+
+        record_migration(database, works_with=KNOWN + 1)
+        assert gauges(wait_up(exporter, 0)) == set()
+        assert "upgrade rowlock" in str(exporter.readyz())
+
+        forget_migration(database)
+        wait_up(exporter)
 
 
 def test_a_frozen_database_delays_no_scrape_and_keeps_no_number(
