@@ -436,6 +436,8 @@ def calm(actor: Actor) -> None:
 
 
 def test_a_storm_of_everything_deadlocks_nowhere_and_loses_nothing(alone: Scene) -> None:
+    """Eight nodes do everything at once, and die of it. (Reported as kestra PR#9096, durable-workflow#408, hatchet
+    PR#241, web2py#2244, pg-boss#832: reaper, heartbeat and completion lock rows in different orders.)"""
     seed = a_seed("ROWLOCK_STORM_SEED")  # the moves are its, their interleaving is the machine's
     oracles.watch(alone)
     alone.admin.execute(EVERYBODY_IS_GONE)

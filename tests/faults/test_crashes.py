@@ -120,6 +120,7 @@ def test_work_is_taken_over_for_silence_and_not_for_taking_long(fleet: Fleet) ->
     Reported as hexpm PR#1825, river#682 and #773, graphile-worker#204, pgqueuer#430: recovery by elapsed time
     runs long work twice, or lets crashed work wait for hours.
     """
+    fleet.settings["evidence"] = "off"
     removal = float(fleet.settings["unreachable_seconds"])
     removal += float(fleet.settings["removal_grace_seconds"])
     nodes = {node.name: node for node in (fleet.node("one"), fleet.node("two"))}

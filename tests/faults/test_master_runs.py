@@ -78,7 +78,10 @@ def test_a_node_of_the_pool_goes_on_when_the_master_run_is_killed(fleet: Fleet) 
 
 def test_of_two_master_runs_one_drives_both_work_and_the_other_takes_over(fleet: Fleet) -> None:
     """A Job's program may be started twice. The second says who it is, works its slots beside the first,
-    and drives the execution once the first is killed; both would have exited with the outcome."""
+    and drives the execution once the first is killed; both would have exited with the outcome.
+
+    Reported as kubernetes#120790, #130683, #115844 and #62772: a replacement is created while the old pod ends.
+    """
     go = step("wait", fleet.path("go"))
     run = fleet.request("fault.summed", parts=parts(4, go), adopt_after_seconds=NEVER_BY_ITSELF)
     first = fleet.master(run, slots=1, name="first")
