@@ -1,5 +1,9 @@
-"""AT_MOST_ONCE work under every fault that there is a tool for: what was started is never started again."""
+"""AT_MOST_ONCE work under every fault that there is a tool for: what was started is never started again.
 
+ROWLOCK_ONCE_SCHEDULES runs so many schedules (1), each from a seed of its own.
+"""
+
+import os
 import random
 import time
 from collections.abc import Callable, Generator
@@ -14,6 +18,7 @@ from tests.support.waiting import wait_until
 
 PARTITIONS = 40
 PAUSE_SECONDS = 4.0
+SCHEDULES = int(os.environ.get("ROWLOCK_ONCE_SCHEDULES") or 1)
 
 
 class Harm(Chaos):
@@ -70,8 +75,9 @@ def proxy(private_fleet: Fleet) -> Generator[PgProxy]:
         yield made
 
 
+@pytest.mark.parametrize("_schedule", range(SCHEDULES))
 def test_at_most_once_work_is_started_once_whatever_is_killed_paused_or_cut_off(
-    private_fleet: Fleet, proxy: PgProxy, seed: int
+    private_fleet: Fleet, proxy: PgProxy, seed: int, _schedule: int
 ) -> None:
     """40 partitions on nodes that are killed, put to sleep past their removal, and cut off before and after
     their claims and completions reach the server, which restarts: each is started at most once, ends COMPLETED
