@@ -691,9 +691,9 @@ class Fleet:
 
     @staticmethod
     def hold_still(process: Process) -> None:
-        """Stop one process."""
+        """Stop one process, unless it has just ended."""
         send(process, signal.SIGSTOP)
-        wait_until(lambda: state(process) in {"T", ""}, what="it stands still")
+        wait_until(lambda: state(process) in {"T", "Z", ""}, what="it stands still")
 
     def warm_up(self, node: NodeProcess) -> None:
         """Let every executor of a node run something, so that all are there and ready.
