@@ -49,3 +49,24 @@ def test_nodes_that_find_too_few_connections_share_them_so_that_some_work(fleet:
         f" WHERE {OURS} GROUP BY application_name) _"
     )
     assert most == 1, "one for the beat and one for the rest"
+
+
+def test_after_an_outage_the_beat_has_the_first_connection(fleet: Fleet) -> None:
+    """Both connections of a node are lost and there is room for one: it beats, and is not removed for
+    an outage. (Without an order between the two it is the other one half of the time.)"""
+    one = fleet.node("one")
+    for _ in range(3):
+        others = fleet.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND NOT application_name ^@ 'rowlock'"
+        )
+        limit_connections(fleet, others + 1)
+        fleet.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS}")
+        one.wait_beats(5)
+        limit_connections(fleet, -1)
+        eventually(
+            lambda: fleet.value(f"SELECT count(*) FROM pg_stat_activity WHERE {OURS}") == 2,
+            "it has both again",
+        )
+    assert len(one.incarnations) == 1
+    fleet.wait(fleet.request(parts=parts(2)))

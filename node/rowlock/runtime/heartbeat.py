@@ -88,7 +88,6 @@ class Heartbeat(threading.Thread):
         is_turning: Callable[[], bool],
         on_look: Callable[[Look], None],
         on_failure: Callable[[Exception], None],
-        on_connected: Callable[[], None],
         on_crash: Callable[[Exception], None],
         observe: Observe | None = None,
         rng: random.Random,
@@ -116,7 +115,6 @@ class Heartbeat(threading.Thread):
             idle_in_transaction_seconds=beat_seconds,
             # What is carried over may wait for a lock that a stranger holds; the beats must not.
             lock_seconds=beat_seconds,
-            on_connect=lambda _connection: on_connected(),
             observe=observe,
         )
         self._wake = threading.Event()
@@ -152,10 +150,10 @@ class Heartbeat(threading.Thread):
         self._wake.set()
         self._link.shut()
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a connection for the beats."""
-        return self._link.connection is not None
+    def has_beaten_since(self, moment: float) -> bool:
+        """Whether a beat was answered after a moment (monotonic), over a connection that stands."""
+        beaten_at = self.answered_at
+        return beaten_at is not None and beaten_at >= moment and self._link.connection is not None
 
     def connect(self) -> None:
         """Open the connection, if there is none. From any thread.

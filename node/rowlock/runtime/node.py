@@ -183,7 +183,8 @@ class Node:
             beat_seconds=settings.beat_seconds,
             limit_seconds=settings.unreachable_seconds,
             reconnect_cap_seconds=cap,
-            may_connect=lambda: self._report is None or self._heartbeat.is_connected,
+            may_connect=self._may_connect,
+            on_lost=lambda: self._heartbeat.hurry(),  # noqa: PLW0108  there is none yet
             announce=self._announce,
             on_connected=self._connected,
             on_notified=self._notified,
@@ -232,7 +233,6 @@ class Node:
             is_turning=lambda: self._turns(self._turned_at),
             on_look=self._look,
             on_failure=self._look_failed,
-            on_connected=work.wake,
             on_crash=self._crashed,
             observe=metrics.queried,
             rng=rng,
@@ -473,6 +473,10 @@ class Node:
                 self._on_registered()
 
         self.host.work.tell(run, done)
+
+    def _may_connect(self, lost_at: float) -> bool:
+        """Whether the work connection may be opened again: a member sees first that it can beat."""
+        return self._report is None or self._heartbeat.has_beaten_since(lost_at)
 
     def _have_both_connections(self, store: Store) -> None:
         """Be no member with one connection where the server has no room for two, and keep none.

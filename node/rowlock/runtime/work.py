@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+WAIT_SECONDS: Final = 0.02
+"""How often to look whether the connection may be opened."""
 CHANNEL = "rowlock"
 """The channel on which launches and releases are announced; polling never depends on it."""
 
@@ -100,7 +102,8 @@ class Work(threading.Thread):
         beat_seconds: float,
         limit_seconds: float,
         reconnect_cap_seconds: float,
-        may_connect: Callable[[], bool],
+        may_connect: Callable[[float], bool],
+        on_lost: Callable[[], None],
         announce: Callable[[Store], None],
         on_connected: Callable[[], None],
         on_notified: Callable[[str], None],
@@ -115,6 +118,7 @@ class Work(threading.Thread):
         self._may_connect = may_connect
         self._announce = announce
         self._on_connected = on_connected
+        self._on_lost = on_lost
         self._on_notified = on_notified
         self._on_crash = on_crash
         self._rng = rng
@@ -133,6 +137,7 @@ class Work(threading.Thread):
         os.set_blocking(self._wake_write, False)
         self._stop = threading.Event()
         self._running: tuple[float, float] | None = None  # since when, until when it may take
+        self._lost_at: float | None = None
         self._busy_since = 0.0
         self._answered_at = 0.0
 
@@ -197,17 +202,10 @@ class Work(threading.Thread):
                 return taken
             (taken if operation.limit_seconds <= self._limit_seconds else kept).append(operation)
 
-    def wake(self) -> None:
-        """Look again whether there is anything to do, or it may connect. From any thread."""
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            pass
-
     def stop(self) -> None:
         """End the thread; what is not answered is forgotten."""
         self._stop.set()
-        self.wake()
+        self._wake()
         self._link.shut()
 
     # -- the thread ----------------------------------------------------------------------------
@@ -224,8 +222,8 @@ class Work(threading.Thread):
     def _carry_on(self) -> None:
         while not self._stop.is_set():
             self._resume()
-            if self._link.connection is None and not self._may_connect():
-                self._sleep(self._limit_seconds)  # or until the beat has its connection
+            if self._must_wait():
+                self._sleep(WAIT_SECONDS)
                 continue
             if not self._queue:
                 self._wait_for_work()
@@ -235,6 +233,16 @@ class Work(threading.Thread):
             except IndexError:
                 continue  # taken over meanwhile
             self._carry_out(operation)
+
+    def _must_wait(self) -> bool:
+        """Whether others go first: with room for one connection, it is not this one."""
+        if self._link.connection is not None:
+            self._lost_at = None
+            return False
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+            self._on_lost()
+        return not self._may_connect(self._lost_at)
 
     def _carry_out(self, operation: Operation) -> None:
         started = time.monotonic()
@@ -342,7 +350,13 @@ class Work(threading.Thread):
         if not self.waiting:
             self._busy_since = time.monotonic()
         self._queue.append(operation)
-        self.wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            pass
 
     def _clear_wake(self) -> None:
         try:
