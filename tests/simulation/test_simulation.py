@@ -26,7 +26,7 @@ from tests.support.postgres import Cluster, Database
 
 SEEDS: Final = int(os.environ.get("ROWLOCK_SIMULATION_SEEDS", "300"))
 ONCE_SEEDS: Final = int(os.environ.get("ROWLOCK_SIMULATION_ONCE_SEEDS", -(-SEEDS // 4)))
-BATCH: Final = 25
+BATCH: Final = 10
 
 Move: TypeAlias = tuple[str, str | None, str]
 """What kind of row, from which state, to which."""
