@@ -264,8 +264,7 @@ def test_whoever_comes_back_at_once_is_never_taken_for_gone(private_fleet: Fleet
     for what, disturb in DISTURBANCES.items():
         disturb(fleet, one)
         eventually(lambda: fleet.value(ANNOUNCED) == 2, f"both are known again after {what}")
-        for node in (one, two):
-            node.wait_beats(3)
+        two.wait_beats(2)
         nobody_was_taken_for_gone(fleet)
 
     fleet.open("go")
