@@ -59,7 +59,7 @@ test: lint types  ## Check style, types and layers, then run the tests with cove
 
 .PHONY: faults
 faults: .venv/.dev $(FAULT_TOOLS)  ## Kill, freeze and cut off real nodes and databases: nothing lost, nothing doubled
-	$(BIN)/python -m pytest tests/faults $(ARGS)
+	$(BIN)/python -m pytest tests/faults -n 2 --dist loadfile $(ARGS)
 
 .PHONY: observability
 observability: .venv/.dev $(PROMETHEUS)  ## Scrape real nodes through faults: every panel, every alert

@@ -70,6 +70,7 @@ def test_steps_of_the_databases_clock_remove_nobody_and_hide_no_dead_node(fleet:
     assert took < 10, "2 s of silence, and what a busy machine takes"
     fleet.open("late")
     fleet.wait(late)
+    eventually(lambda: fleet.db_events("node_removed"), "the dead node is removed")
     assert [event.node_id for event in fleet.db_events("node_removed")] == [dies.incarnation]
 
 
@@ -173,5 +174,6 @@ def a_server_whose_clock_is_set(fleet: Fleet, clock: WallClock) -> None:
     fleet.wait(run)
     assert fleet.ledger().starts(key)[-1].node == "two"
     assert time.monotonic() - killed < 10, "2 s of silence, and what a busy machine takes"
+    eventually(lambda: fleet.db_events("node_removed"), "the dead node is removed")
     assert [event.node_id for event in fleet.db_events("node_removed")] == [one.incarnation]
     assert len(two.incarnations) == 1

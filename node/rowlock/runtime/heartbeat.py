@@ -224,7 +224,10 @@ class Heartbeat(threading.Thread):
             failure = error
             self._link.failed(failure)
             self._mailbox.post(lambda: self._on_failure(failure))
-            log.debug("beat failed: %s", failure, extra={"event": "beat_failed"})
+            if self._link.connection is None:
+                self._link.tell(failure)
+            else:
+                log.debug("beat failed: %s", failure, extra={"event": "beat_failed"})
             return failure
         finally:
             self._sent_at = None

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+from typing import Final
 
 import psycopg
 
-from rowlock.db.connect import connect, ended_after, shut
+from rowlock.db.connect import connect, ended_after, first_line, shut
 from rowlock.db.store import Connection, Observe, Store
 from rowlock.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+REMINDER_TRIES: Final = 10
+"""After so many failures in a row the log repeats what it has said."""
 
 TRANSIENT = (
     Unavailable,
@@ -66,6 +73,7 @@ class Link:
         self._opening = threading.Lock()
         self.tries = 0
         """Failures in a row: the number that the next wait is drawn from."""
+        self._told: set[str] = set()
 
     @property
     def connection(self) -> Connection | None:
@@ -107,6 +115,19 @@ class Link:
     def succeeded(self) -> None:
         """The database answered."""
         self.tries = 0
+        self._told.clear()
+
+    def tell(self, error: BaseException) -> None:
+        """Log that the database is away: each reason once, and again when it lasts."""
+        text = first_line(error)
+        is_news = text not in self._told or self.tries == REMINDER_TRIES
+        self._told.add(text)
+        log.log(
+            logging.WARNING if is_news else logging.DEBUG,
+            "%s; trying again",
+            text,
+            extra={"event": "database_unavailable", "tries": self.tries},
+        )
 
     def failed(self, error: BaseException) -> None:
         """Take note of an error; a connection that may be broken is dropped."""

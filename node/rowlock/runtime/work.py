@@ -292,13 +292,7 @@ class Work(threading.Thread):
         seconds = reconnect_seconds(
             tries=self._link.tries, cap_seconds=self._cap_seconds, draw=self._rng.random()
         )
-        level = logging.WARNING if self._link.tries in {1, 10} else logging.DEBUG
-        log.log(
-            level,
-            "%s; trying again",
-            first_line(error),
-            extra={"event": "database_unavailable", "tries": self._link.tries},
-        )
+        self._link.tell(error)
         deadline = time.monotonic() + seconds
         while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
             self._sleep(left)
