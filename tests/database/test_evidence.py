@@ -55,6 +55,23 @@ def test_its_masterships_are_adopted_at_once(scene: Scene) -> None:
     assert (taken.execution_id, taken.epoch) == (run.id, run.epoch + 1)
 
 
+def test_a_master_that_lives_after_all_ends_its_execution_if_nobody_has_taken_over(
+    scene: Scene,
+) -> None:
+    node = scene.gone()
+    run = scene.an_execution(0, master=node, policy=a_policy(has_finish=True))
+    assert scene.advance(run) == "FINISHING"
+    seek(scene, node)
+
+    assert scene.store.finish(run.id, run.epoch, summary="1") == "COMPLETED"
+
+    ended = scene.one(
+        "SELECT actor FROM rowlock.batch_events WHERE execution_id = %s AND event = 'execution_ended'",
+        run.id,
+    )
+    assert ended.actor == f"the master of epoch {run.epoch}"
+
+
 def test_once_work_waits_for_the_removal_by_silence(scene: Scene) -> None:
     node, claim = scene.a_claim(scene.gone(), delivery=AT_MOST_ONCE)
 

@@ -99,7 +99,7 @@ def test_dev_runs_nodes_and_keeps_its_data_and_leaves_nothing_running(
     try:
         document = json.loads(dev.said[0])
         assert [one["name"] for one in document["nodes"]] == ["node-1", "node-2"]
-        assert document["jobs"] == ["cli.count", "cli.nothing"]
+        assert document["jobs"] == ["cli.count", "cli.items", "cli.nothing"]
         launched = run(dev.dsn, "launch", "cli.count", "--params", numbers(4), "--json")
         assert launched.code == 0, launched
 
@@ -120,7 +120,7 @@ def test_dev_runs_nodes_and_keeps_its_data_and_leaves_nothing_running(
         assert again.said == [
             f"database  {data}\n",
             "nodes     node-1\n",
-            "jobs      cli.count, cli.nothing\n",
+            "jobs      cli.count, cli.items, cli.nothing\n",
             "in another terminal:\n",
             f"    export ROWLOCK_DSN={dev.dsn}\n",
         ]

@@ -546,7 +546,8 @@ BEGIN
     ELSIF v_execution.status = 'FINISHING' THEN
         PERFORM rowlock._end(p_execution, CASE WHEN p_reason IS NULL THEN 'COMPLETED' ELSE 'FAILED' END,
                              NULL, p_summary, p_reason, p_message,
-                             'node ' || v_execution.master_node);
+                             -- evidence may have freed the mastership, and nobody has taken it yet
+                             coalesce('node ' || v_execution.master_node, 'the master of epoch ' || p_epoch));
         RETURN CASE WHEN p_reason IS NULL THEN 'COMPLETED' ELSE 'FAILED' END;
     END IF;
     RETURN coalesce(v_execution.status, 'SUPERSEDED');
