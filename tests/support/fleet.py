@@ -78,7 +78,6 @@ PATIENCE_SECONDS: Final = 40.0
 _MARK: Final = "FLEET"
 """Environment variable by which every process of a fleet is found, whoever adopted it."""
 _LOG_LINES_SHOWN: Final = 150
-_LOOPBACK: Final = "127.0.0.1"
 _MISTAKES: Final = frozenset({1, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS})
 """Exit statuses of a supervisor that no fault excuses."""
 _LOOK_SECONDS: Final = 0.05
@@ -109,8 +108,6 @@ class Member:
         self.fleet = fleet
         self.name = name
         self.slots = slots
-        self.address = _LOOPBACK
-        """Where its HTTP server answers."""
         self.mark = f"{fleet.mark}.{secrets.token_hex(4)}"
         self.log_path = fleet.folder / f"{name}-{self.mark[-8:]}.log"
         self.out_path = self.log_path.with_suffix(".out")
@@ -991,8 +988,6 @@ class Fleet:
         for member in self.members:
             if not isinstance(member, NodeProcess) or not member.events("node_registered"):
                 continue
-            if member.address != _LOOPBACK:
-                continue  # its network may be cut
             if is_alive(member.process) and state(member.process) != "T":
                 eventually(member.says_that_it_lives, f"{member.name} says that it lives")
         alarming = [
