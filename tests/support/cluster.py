@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import shlex
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -23,6 +22,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 import yaml
 
+from tests.support.ports import free_port
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
@@ -543,14 +543,6 @@ class Operators:
         """End all of them."""
         for one in self.started:
             one.kill()
-
-
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from psycopg.rows import dict_row
 from rowlock.embedded_guardian import Identity
 from rowlock.runtime import processes
 from tests.support import tools
+from tests.support.ports import free_port
 from tests.support.postgres import ROLES, Database
 from tests.support.waiting import wait_until
 
@@ -79,7 +80,7 @@ class PgBouncer:
         identity = Identity.choose()  # it refuses root, as PostgreSQL does
         self.folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
         identity.own(self.folder)
-        self.port = _free_port()
+        self.port = free_port()
         self._write(identity)
         # Unpacked programs may lie where that user cannot read.
         copy = Path(shutil.copy(program, self.folder / "pgbouncer"))
@@ -159,10 +160,3 @@ class PgBouncer:
         assert self._popen.poll() is None, f"pgbouncer ended: {self.log()}"
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

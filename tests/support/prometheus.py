@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from rowlock.runtime import processes
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ class Prometheus:
                 }
             )
         )
-        self.port = _free_port()
+        self.port = free_port()
         self._popen: subprocess.Popen[bytes] | None = None
         self._known: dict[str, int] = {}
 
@@ -183,9 +183,3 @@ class Prometheus:
         assert answer["status"] == "success", answer
         data: dict[str, Any] = answer["data"]
         return data
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,7 +11,7 @@ import pytest
 from rowlock.errors import UsageError
 from rowlock_operator.health import Check, HealthServer
 from rowlock_operator.metrics import Metrics
-from tests.support.cluster import free_port
+from tests.support.ports import free_port
 
 
 def well() -> str | None:
