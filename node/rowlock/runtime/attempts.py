@@ -49,6 +49,7 @@ from rowlock.runtime.messages import (
     Unlock,
 )
 from rowlock.runtime.pool import Executor, Pool
+from rowlock.runtime.work import ignore
 
 log = logging.getLogger(__name__)
 
@@ -617,9 +618,7 @@ class Attempts:
                 reports.append((one.claim.id, one.claim.token, one.counters))
             one.counters = None
         if reports:  # tried once: it is for people, and there will be more of it
-            self._host.work.ask(
-                lambda store: store.report(node_id, reports), _ignore_answer, _ignore_answer
-            )
+            self._host.work.ask(lambda store: store.report(node_id, reports), ignore, ignore)
 
     def _mind_lock(self, attempt: Attempt, message: Lock | Unlock, now: float) -> None:
         """Take a named lock for the attempt, or give it back."""
@@ -1076,10 +1075,6 @@ def _kills_by_its_slice(attempt: Attempt) -> bool:
     by_itself = attempt.ending in {None, Ending.TIMEOUT}
     claim = attempt.claim
     return claim.at_most_once and by_itself and claim.claims >= UNSTARTED_CLAIMS_MAX
-
-
-def _ignore_answer(_answer: object) -> None:
-    """Whether it was written does not matter."""
 
 
 def _counted_as(attempt: Attempt, outcome: str) -> str:

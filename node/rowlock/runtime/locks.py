@@ -15,6 +15,7 @@ from uuid import UUID
 from rowlock.protocol.backoff import reconnect_seconds
 from rowlock.protocol.model import Claim
 from rowlock.runtime.host import Host
+from rowlock.runtime.work import ignore
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Locks:
     def forget(self, holder: Holder) -> None:
         """Delete what is left of the locks of a claim that has ended."""
         for name in list(holder.locks):
-            self.give_back(holder, name, lambda _found: None)
+            self.give_back(holder, name, ignore)
 
     def next_due(self) -> float | None:
         """When the next look is due."""

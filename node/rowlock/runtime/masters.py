@@ -38,6 +38,7 @@ from rowlock.runtime.messages import (
     Stopped,
 )
 from rowlock.runtime.pool import Executor, Pool
+from rowlock.runtime.work import ignore
 
 log = logging.getLogger(__name__)
 
@@ -268,7 +269,7 @@ class Masters:
                     self._look(master)
                 master.missing = gone
 
-        self._host.work.ask(lambda store: store.masterships_of(node_id), done, lambda _error: None)
+        self._host.work.ask(lambda store: store.masterships_of(node_id), done, ignore)
 
     def thaw_confirmed(self) -> None:
         """Let partition() or finish() continue after the lease was renewed.

@@ -52,7 +52,7 @@ from rowlock.runtime.retention import Retention
 from rowlock.runtime.transaction import check_work_database
 from rowlock.runtime.watch import Watch
 from rowlock.runtime.watchdog import LeaseBoard, Watchdog, boottime_ns
-from rowlock.runtime.work import Work
+from rowlock.runtime.work import Work, ignore
 from rowlock.settings import FILE_VARIABLES, Settings
 
 log = logging.getLogger(__name__)
@@ -564,7 +564,7 @@ class Node:
         self._watch.look_failed()
         if isinstance(error, psycopg.errors.UndefinedFunction) and not self.host.draining:
             # Not even a beat is left of the schema that this code knows.
-            self.host.work.ask(lambda store: check(store.connection), _ignore, self._checked)
+            self.host.work.ask(lambda store: check(store.connection), ignore, self._checked)
 
     def _checked(self, error: Exception) -> None:
         if isinstance(error, SchemaAhead) and not self.host.draining:
@@ -693,7 +693,3 @@ def _without_sessions(error: UsageError) -> UsageError:
     return UsageError(
         f"ROWLOCK_DSN leads through a pooler of transactions, so ctx.transaction() needs another way: {error}"
     )
-
-
-def _ignore(_answer: None) -> None:
-    pass

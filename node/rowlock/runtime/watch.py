@@ -13,6 +13,7 @@ from rowlock.protocol.liveness import MarkUnreachable, Observer, Remove, SeekEvi
 from rowlock.protocol.model import Evident, Recovered
 from rowlock.runtime.heartbeat import Look
 from rowlock.runtime.host import Host
+from rowlock.runtime.work import ignore
 
 T = TypeVar("T")
 
@@ -150,7 +151,7 @@ class Watch:
         self._once("end stranded", lambda store: store.end_stranded(), done)
 
     def _promote(self) -> None:
-        self._once("promote", lambda store: store.promote(PROMOTE_MAX), lambda _count: None)
+        self._once("promote", lambda store: store.promote(PROMOTE_MAX), ignore)
 
     def _expire(self) -> None:
         me = self._host.node_id

@@ -165,7 +165,7 @@ class Work(threading.Thread):
 
         What comes after passes it only if the database answers, and refuses this one alone.
         """
-        self._put(Operation(run, done or _ignore, None, limit_seconds or self._limit_seconds))
+        self._put(Operation(run, done or ignore, None, limit_seconds or self._limit_seconds))
 
     @property
     def waiting(self) -> int:
@@ -359,5 +359,5 @@ class Work(threading.Thread):
             pass
 
 
-def _ignore(_answer: Any) -> None:  # Any: an answer of whatever type that nobody asked for
-    pass
+def ignore(_answer: object) -> None:
+    """For answers, and errors, on which nothing depends."""
