@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ import aiohttp
 import kopf
 
 from rowlock_operator.model import GROUP, PLURAL, VERSION
-
-log = logging.getLogger(__name__)
 
 Object = dict[str, Any]  # Any: JSON of the API server
 

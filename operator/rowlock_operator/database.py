@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -39,8 +38,6 @@ from rowlock_operator.model import (
     Suspend,
     attempt_of,
 )
-
-log = logging.getLogger(__name__)
 
 Connection: TypeAlias = psycopg.AsyncConnection[DictRow]
 

@@ -6,7 +6,6 @@ slots and looks; when that one goes, the beat says so and this one takes over, a
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from rowlock.runtime.follower import GONE
 from rowlock.runtime.masters import SUPERSEDED
 from rowlock.runtime.node import Node, NodeOptions
 from rowlock.settings import Settings
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

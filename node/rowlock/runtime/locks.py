@@ -6,7 +6,6 @@ here is only the waiting. Main thread only.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -16,8 +15,6 @@ from rowlock.protocol.backoff import reconnect_seconds
 from rowlock.protocol.model import Claim
 from rowlock.runtime.host import Host
 from rowlock.runtime.work import ignore
-
-log = logging.getLogger(__name__)
 
 POLL_SECONDS_MAX: Final = 1.0
 """The longest wait between two looks at a lock that somebody else has; the first ones are short."""
