@@ -159,7 +159,7 @@ class Exporter(Collector):
         reading = Reading()
         try:
             db = self._connected()
-            check(db)  # each time: a migration may come at any
+            check(db)  # each time: a migration may have come in between
             reading.server = self._ask("server", readings.server, db, reading)
             reading.pools = self._ask("pools", readings.pools, db, reading)
             reading.endings = self._ask("endings", readings.endings, db, reading)

@@ -71,11 +71,13 @@ PREFETCH_SECONDS_MAX: Final = 1.0
 free for what is never kept ready: AT_MOST_ONCE work, and work that was lost with a node. Otherwise
 both would wait for as long as there is other work (tried: a lost partition came last of 365)."""
 FACTS_MAX: Final = 64
+BEGUN_MAX: Final = 100_000
+"""How many AT_MOST_ONCE starts a node remembers: what it starts while a replica falls behind."""
 UNSTARTED_CLAIMS_MAX: Final = 5
 """After so many claims AT_MOST_ONCE work is not handed back once more whose process died before author code
 could begin: what kills it is its slice, and it would take one process after the other for ever."""
 FROZEN_SECONDS_MAX: Final = 600.0
-"""How long frozen work waits for the database before it is given up (design: 10 minutes)."""
+"""How long frozen work waits for the database before it is given up."""
 INFRASTRUCTURE_DELAY_SECONDS: Final = 1.0
 """Wait before work is tried again that lost its database connection; doubled by jitter."""
 
@@ -185,10 +187,6 @@ class _Exchange:
             if found is not None:
                 facts[execution] = found
         return _Answer(outcomes=outcomes, claims=claims, facts=facts)
-
-
-BEGUN_MAX: Final = 100_000
-"""How many AT_MOST_ONCE starts a node remembers: what it starts while a replica falls behind."""
 
 
 class Attempts:
@@ -593,11 +591,8 @@ class Attempts:
             attempt.counters = message.counters
             return
         attempt.counters = None
-        reply, node_id, claim = (
-            self._replier(attempt, message.request),
-            attempt.node_id,
-            attempt.claim,
-        )
+        reply = self._replier(attempt, message.request)
+        node_id, claim = attempt.node_id, attempt.claim
 
         def done(standing: set[int]) -> None:
             reply(claim.id in standing, None)

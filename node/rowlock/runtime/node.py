@@ -123,6 +123,7 @@ class Node:
         self._server_is_sure = False
         self._follower: Follower | None = None
         self._announced: UUID | None = None
+        """The incarnation whose backend each new work connection is. Of the work thread."""
 
     # -- life ----------------------------------------------------------------------------------
 

@@ -33,8 +33,6 @@ T = TypeVar("T")
 
 WAIT_SECONDS: Final = 0.02
 """How often to look whether the connection may be opened."""
-CHANNEL = "rowlock"
-"""The channel on which launches and releases are announced; polling never depends on it."""
 
 
 @dataclass(slots=True)
@@ -329,9 +327,8 @@ class Work(threading.Thread):
         self._clear_wake()
 
     def _prepare(self, connection: Connection) -> None:
-        if not is_pooled(
-            connection
-        ):  # there what it listens with is somebody else's a moment later
+        # Behind a pooler what it listens with is somebody else's a moment later. Polling does without.
+        if not is_pooled(connection):
             connection.add_notify_handler(lambda notify: self._notified(notify.payload))
             connection.execute("LISTEN rowlock")
         self._announce(Store(connection))
