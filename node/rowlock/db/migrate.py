@@ -219,10 +219,18 @@ def refusal(schema: Schema, database: str) -> SchemaBehind | SchemaAhead | None:
             f"the schema in database {database} is version {schema.version}, this rowlock needs "
             f"{known}: run rowlock migrate"
         )
-    return _too_new(schema, known)
+    return too_new(schema, known)
 
 
-def _too_new(schema: Schema, known: int) -> SchemaAhead | None:
+def too_new(schema: Schema, known: int | None = None) -> SchemaAhead | None:
+    """Why this code must not go on with a schema that it has begun with; None if it may.
+
+    Args:
+        schema: What `SCHEMA` finds now.
+        known: The newest version that the code knows; None is this release's.
+    """
+    if known is None:
+        known = len(known_migrations())
     if schema.works_with <= known:
         return None
     return SchemaAhead(
@@ -265,7 +273,7 @@ def _schema(history: Mapping[int, _Known]) -> Schema:
 def _missing(history: Mapping[int, _Known], wanted: Sequence[Migration]) -> Iterator[Migration]:
     """What is to be applied, once the history turns out to be one of ours."""
     newest = max(history, default=0)
-    problem = _too_new(_schema(history), len(wanted)) if newest > len(wanted) else None
+    problem = too_new(_schema(history), len(wanted))
     if problem is not None:
         raise problem
     for migration in wanted[:newest]:

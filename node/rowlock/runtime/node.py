@@ -25,7 +25,7 @@ import psycopg
 
 import rowlock
 from rowlock.db.connect import is_pooled
-from rowlock.db.migrate import check, refusal
+from rowlock.db.migrate import check, too_new
 from rowlock.db.store import Store
 from rowlock.errors import (
     RowlockError,
@@ -521,6 +521,8 @@ class Node:
         As far as the functions that hand it back are still there, which an order of upgrade as
         documented makes sure of. A node that ended instead would be started again and again.
         """
+        if self.host.draining:
+            return
         log.error(
             "standing aside: %s",
             problem,
@@ -545,8 +547,8 @@ class Node:
             self._removed()
             return
         self._looked_at = time.monotonic()
-        problem = refusal(answer.schema, "")
-        if isinstance(problem, SchemaAhead) and not self.host.draining:
+        problem = too_new(answer.schema)
+        if problem is not None:
             self._stand_aside(problem)
         self._ask_for_server()
         self._watch.look(look)
@@ -568,7 +570,7 @@ class Node:
             self.host.work.ask(lambda store: check(store.connection), ignore, self._checked)
 
     def _checked(self, error: Exception) -> None:
-        if isinstance(error, SchemaAhead) and not self.host.draining:
+        if isinstance(error, SchemaAhead):
             self._stand_aside(error)
 
     def _ask_for_server(self) -> None:
