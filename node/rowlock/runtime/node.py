@@ -413,26 +413,9 @@ class Node:
         jobs = {definition.name: [definition.contract_hash] for definition in definitions}
 
         def run(store: Store) -> int | RowlockError:
-            try:
-                check(store.connection)
-            except Unavailable:
-                raise  # an outage of all times just now: repeated like any other operation
-            except SchemaMismatch as error:
-                # Only nodes of its own release could do more for an execution.
-                if isinstance(error, SchemaAhead) and options.only_execution is not None:
-                    return error
-                # Whoever installs or upgrades may start nodes before the migrations have run, or
-                # have old ones start again after them. To end would help nobody.
-                self._unfit = error
-                raise Unavailable(str(error)) from error
-            except RowlockError as error:
-                return error
-            self._unfit = None
-            if is_pooled(store.connection):
-                try:
-                    check_work_database(self.settings.work_dsn or self.settings.dsn or "")
-                except UsageError as error:
-                    return _without_sessions(error)
+            problem = self._hindrance(store)
+            if problem is not None:
+                return problem
             self._have_both_connections(store)
             sent = boottime_ns()
             store.register(
@@ -474,6 +457,36 @@ class Node:
                 self._on_registered()
 
         self.host.work.tell(run, done)
+
+    def _hindrance(self, store: Store) -> RowlockError | None:
+        """Why this node must end instead of registering; None: nothing is in its way.
+
+        :raises Unavailable: something is that will pass, or that others will mend.
+        """
+        try:
+            check(store.connection)
+        except Unavailable:
+            raise  # an outage of all times just now: repeated like any other operation
+        except SchemaMismatch as error:
+            # Only nodes of its own release could do more for an execution.
+            if isinstance(error, SchemaAhead) and self.options.only_execution is not None:
+                return error
+            # Whoever installs or upgrades may start nodes before the migrations have run, or
+            # have old ones start again after them. To end would help nobody.
+            self._unfit = error
+            raise Unavailable(str(error)) from error
+        except RowlockError as error:
+            return error
+        self._unfit = None
+        if is_pooled(store.connection):
+            try:
+                check_work_database(self.settings.work_dsn or self.settings.dsn or "")
+            except UsageError as error:
+                return UsageError(
+                    "ROWLOCK_DSN leads through a pooler of transactions, so ctx.transaction() needs"
+                    f" another way: {error}"
+                )
+        return None
 
     def _may_connect(self, lost_at: float) -> bool:
         """Whether the work connection may be opened again: a member sees first that it can beat."""
@@ -690,9 +703,3 @@ class Node:
         if any(executor.is_failing for executor in self._pool.executors):
             return "executors cannot be started"
         return None
-
-
-def _without_sessions(error: UsageError) -> UsageError:
-    return UsageError(
-        f"ROWLOCK_DSN leads through a pooler of transactions, so ctx.transaction() needs another way: {error}"
-    )
