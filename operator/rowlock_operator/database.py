@@ -125,7 +125,7 @@ class Link:
                 await self._check_schema(connection)
                 yield connection
             except Unavailable:
-                raise
+                raise  # the schema does not fit: that is no fault of the connection
             except psycopg.DataError as error:
                 raise Declined(connect.first_line(error)) from error
             except psycopg.Error as error:
@@ -144,11 +144,10 @@ class Link:
         if now < self._fits_until:
             return
         try:
-            row = await (await connection.execute(migrate.SCHEMA)).fetchone()
+            (row,) = await (await connection.execute(migrate.SCHEMA)).fetchall()
+            schema = Schema(**row)
         except psycopg.errors.UndefinedTable:
-            row = None
-        found = row or {"version": None, "works_with": None}
-        schema = Schema(version=found["version"] or 0, works_with=found["works_with"] or 0)
+            schema = Schema(version=0, works_with=0)
         problem = migrate.refusal(schema, connection.info.dbname)
         if problem is not None:
             raise Unavailable(str(problem))
@@ -190,10 +189,8 @@ class Link:
                 statement_seconds=_STATEMENT_SECONDS,
             )
             cursor = await connection.execute(connect.SESSION, parameters, prepare=False)
-            for row in await cursor.fetchall():
-                connect.check_session(**row)
-                if row["pooled"]:
-                    connect.prepare_nothing(connection)
+            (row,) = await cursor.fetchall()
+            connect.check_session(connection, **row)
         except BaseException:
             await connection.close()
             raise

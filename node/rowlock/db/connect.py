@@ -8,7 +8,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, TypeAlias
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -24,6 +24,8 @@ DEFAULTS: Final[dict[str, Any]] = {
     "tcp_user_timeout": 10_000,
     "target_session_attrs": "read-write",
 }
+
+EitherConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 READ_ONLY_SQL_TRANSACTION: Final = "25006"
 
@@ -78,18 +80,25 @@ def session_parameters(
     }
 
 
-def check_session(*, pooled: bool, isolation: str, synchronous_commit: str) -> None:
+def check_session(
+    connection: EitherConnection, *, pooled: bool, isolation: str, synchronous_commit: str
+) -> None:
     """Make sure that the protocol may rest on a session that it could not set up itself.
+
+    The connection is known by it from then on (`is_pooled`).
 
     :raises UsageError: behind a pooler the login's defaults are such that a claim could be lost.
     """
-    if pooled and (isolation != "read committed" or synchronous_commit == "off"):
+    if not pooled:
+        return
+    if isolation != "read committed" or synchronous_commit == "off":
         raise UsageError(
             "the database is reached through a pooler, where rowlock cannot set up its sessions, and "
             f"this login's defaults are not safe (default_transaction_isolation = {isolation}, "
             f"synchronous_commit = {synchronous_commit}): ALTER ROLE … SET them to read committed and "
             "on, or connect to the server directly"
         )
+    prepare_nothing(connection)
 
 
 def connect(
@@ -135,21 +144,21 @@ def connect(
     assert row is not None, "a SELECT without FROM has one row"
     pooled, isolation, synchronous_commit = row
     try:
-        check_session(pooled=pooled, isolation=isolation, synchronous_commit=synchronous_commit)
+        check_session(
+            connection, pooled=pooled, isolation=isolation, synchronous_commit=synchronous_commit
+        )
     except UsageError:
         connection.close()
         raise
-    if pooled:
-        prepare_nothing(connection)
     return connection
 
 
-def prepare_nothing(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+def prepare_nothing(connection: EitherConnection) -> None:
     """Remember that there is a pooler in between, where a prepared statement is in another session."""
     connection.prepare_threshold = None
 
 
-def is_pooled(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+def is_pooled(connection: EitherConnection) -> bool:
     """Whether `connect` found a pooler in between: no statement may rely on the one before it."""
     return connection.prepare_threshold is None
 
@@ -226,7 +235,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def shut(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+def shut(connection: EitherConnection) -> None:
     """End a connection from another thread, even while a statement waits on it for ever.
 
     A frozen server answers nothing, and neither statement_timeout nor keepalives end the wait of

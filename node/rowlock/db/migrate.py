@@ -68,7 +68,8 @@ _HEAD: Final = re.compile(rb"(?:--.*\n)*")
 _WORKS_WITH: Final = re.compile(rb"^-- works with: (\d+)$", re.MULTILINE)
 
 SCHEMA: Final[LiteralString] = (
-    "SELECT max(version) AS version, max(works_with) AS works_with FROM rowlock.schema_migrations"
+    "SELECT coalesce(max(version), 0) AS version, coalesce(max(works_with), 0) AS works_with"
+    " FROM rowlock.schema_migrations"
 )
 """What is asked of a database that has a schema, for `refusal` to judge."""
 
