@@ -14,7 +14,7 @@ from typing import Any, Final, LiteralString, Self
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 
 from rowlock.embedded_guardian import Identity
@@ -52,20 +52,15 @@ class PgBouncer:
     @property
     def dsn(self) -> str:
         """As superuser."""
-        return self._moved(self._database.dsn)
+        return make_conninfo(self._database.dsn, port=self.port)
 
     def dsn_as(self, role: str) -> str:
         """As a login that is a member of this role alone."""
-        return self._moved(self._database.dsn_as(role))
+        return make_conninfo(self._database.dsn_as(role), port=self.port)
 
     def work_dsn_as(self, role: str) -> str:
         """The same, of a pool of its own whose sessions are read-only by default."""
-        dsn = self.dsn_as(role)
-        return dsn.replace(f"dbname={self._database.name}", f"dbname={self._database.name}_work")
-
-    def _moved(self, dsn: str) -> str:
-        direct = conninfo_to_dict(dsn)["port"]
-        return dsn.replace(f"port={direct}", f"port={self.port}")
+        return make_conninfo(self.dsn_as(role), dbname=f"{self._database.name}_work")
 
     def show(self, what: LiteralString) -> list[dict[str, Any]]:
         """What the console says, for example `show("POOLS")`."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, LiteralString, Self
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rowlock.embedded import Server
 from rowlock.embedded_guardian import Home, Identity, Note
@@ -68,11 +68,9 @@ class Pair:
 
     def dsn_as(self, role: str, database: Database) -> str:
         """A connection string of both servers, for libpq to find the one that takes writes."""
-        dsn = database.dsn_as(role)
-        first, second = (conninfo_to_dict(c.admin_dsn) for c in (self.primary, self.replica))
-        for word in ("host", "port"):
-            dsn = dsn.replace(f"{word}={first[word]}", f"{word}={first[word]},{second[word]}")
-        return dsn
+        both = [conninfo_to_dict(c.admin_dsn) for c in (self.primary, self.replica)]
+        where = {word: ",".join(str(one[word]) for one in both) for word in ("host", "port")}
+        return make_conninfo(database.dsn_as(role), **where)
 
     def wait_caught_up(self) -> None:
         """Wait until the replica has all that the primary has committed so far."""
