@@ -287,14 +287,13 @@ class Exporter(Collector):
             yield from _of_server(reading.server, reading.xmin_held_seconds)
 
     def _of_pools(self, pools: list[Pool]) -> Iterator[Metric]:
-        add = self._sums(pools)
         yield _gauge(
             "rowlock_queue_partitions",
             "Partitions of live executions: pending (may be claimed now), delayed (until a retry is"
             " due; at most 10,000 of an execution are counted), limited (its execution has as many"
             " claims as it may have), suspended or claimed.",
             ["pool", "state"],
-            add({state: attrgetter(state) for state in _STATES}),
+            self._sums(pools, {state: attrgetter(state) for state in _STATES}),
         )
         yield _gauge(
             "rowlock_queue_oldest_pending_age_seconds",
@@ -313,19 +312,22 @@ class Exporter(Collector):
             "rowlock_nodes",
             "Nodes with slots: active, or unreachable (marked so, or silent for half a minute).",
             ["pool", "status"],
-            add({status: attrgetter(f"nodes_{status}") for status in ("active", "unreachable")}),
+            self._sums(
+                pools,
+                {status: attrgetter(f"nodes_{status}") for status in ("active", "unreachable")},
+            ),
         )
         yield _gauge(
             "rowlock_nodes_draining",
             "Nodes with slots that finish what they hold and claim nothing more.",
             ["pool"],
-            [(key[:1], value) for key, value in add({"": attrgetter("nodes_draining")})],
+            self._sum(pools, attrgetter("nodes_draining")),
         )
         yield _gauge(
             "rowlock_pool_slots",
             "Slots of active nodes that do not drain.",
             ["pool"],
-            [(key[:1], value) for key, value in add({"": attrgetter("slots")})],
+            self._sum(pools, attrgetter("slots")),
         )
         yield _gauge(
             "rowlock_nodes_oldest_heartbeat_age_seconds",
@@ -337,14 +339,14 @@ class Exporter(Collector):
             "rowlock_executions",
             "Executions that have not ended, by status.",
             ["pool", "status"],
-            add({status: attrgetter(status) for status in _LIVE}),
+            self._sums(pools, {status: attrgetter(status) for status in _LIVE}),
         )
         yield _gauge(
             "rowlock_executions_unserved",
             "Executions that wait, and no living node can serve them: none registers their job with"
             " their contract, or none with slots in their pool.",
             ["pool"],
-            [(key[:1], value) for key, value in add({"": attrgetter("unserved")})],
+            self._sum(pools, attrgetter("unserved")),
         )
 
     def _of_endings(self, endings: list[Ending]) -> Metric:
@@ -360,21 +362,21 @@ class Exporter(Collector):
         )
 
     def _sums(
-        self, pools: list[Pool]
-    ) -> Callable[[Mapping[str, Callable[[Pool], float]]], Iterable[tuple[tuple[str, ...], float]]]:
+        self, pools: list[Pool], figures: Mapping[str, Callable[[Pool], float]]
+    ) -> Iterable[tuple[tuple[str, ...], float]]:
         """For each pool and each name of a figure, the sum of the figure."""
+        sums: dict[tuple[str, ...], float] = {}
+        for one in pools:
+            for name, figure in figures.items():
+                key = (self._pools.of(one.pool), name)
+                sums[key] = sums.get(key, 0) + figure(one)
+        return sums.items()
 
-        def add(
-            figures: Mapping[str, Callable[[Pool], float]],
-        ) -> Iterable[tuple[tuple[str, ...], float]]:
-            sums: dict[tuple[str, ...], float] = {}
-            for one in pools:
-                for name, figure in figures.items():
-                    key = (self._pools.of(one.pool), name)
-                    sums[key] = sums.get(key, 0) + figure(one)
-            return sums.items()
-
-        return add
+    def _sum(
+        self, pools: list[Pool], figure: Callable[[Pool], float]
+    ) -> Iterable[tuple[tuple[str, ...], float]]:
+        """For each pool the sum of one figure."""
+        return [(key[:1], value) for key, value in self._sums(pools, {"": figure})]
 
     def _highest(
         self, pools: list[Pool], figure: Callable[[Pool], float]
