@@ -1,4 +1,4 @@
-"""Points at which a process dies, stands still or waits, named from outside. Normal runs import none of it.
+"""Points at which a process dies or stands still, named from outside. Normal runs import none of it.
 
     FAILPOINT="seal:after:kill"  python -m tests.support.failpoints rowlock launch JOB …
 
@@ -9,11 +9,10 @@ A point is `PLACE:WHEN:ACTION`; several stand with a `;` between them.
   claimed), `complete` any that carries results. In executors `begin` and `commit` are the BEGIN and the COMMIT
   of `ctx.transaction()` and of the transaction of finish().
 - WHEN: `before`, or `after`: the database has answered, the caller does not know yet.
-- ACTION: `kill` (this process), `kill_node` (its supervisor, in an executor), `stop` (SIGSTOP), `sleep=SECONDS`,
-  `wait=PATH` (until the file exists), `cut` (the connection is lost; before or after makes the difference),
-  `note` (nothing but the line in the log).
-  With `@N` at the end only the N-th time that this process comes by; `kill=PATH` and `kill_node=PATH` only for
-  the first process that can make that file.
+- ACTION: `kill` (this process), `kill_node` (its supervisor, in an executor), `stop` (SIGSTOP), `note` (nothing
+  but the line in the log).
+  With `=PATH` behind it only for the first process that can make that file; with `@N` at the end only the N-th time
+  that this process comes by.
 
 A process that reaches one logs the event `failpoint` first.
 """
@@ -27,13 +26,10 @@ import runpy
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
-
-import psycopg
 
 from rowlock.db.store import Store
 from rowlock.runtime import executor_process, pool
@@ -42,11 +38,9 @@ from rowlock.runtime.transaction import WorkSession
 VARIABLE: Final = "FAILPOINT"
 MODULE: Final = "tests.support.failpoints"
 EXECUTOR: Final = "rowlock.runtime.executor"
-TICK_SECONDS: Final = 0.005
 
 When = Literal["before", "after"]
-_ACTIONS: Final = frozenset({"kill", "kill_node", "stop", "sleep", "wait", "cut", "note"})
-_WITH_VALUE: Final = frozenset({"sleep", "wait"})
+_ACTIONS: Final = frozenset({"kill", "kill_node", "stop", "note"})
 
 log = logging.getLogger("rowlock.failpoint")
 
@@ -58,7 +52,8 @@ class Failpoint:
     place: str
     when: str
     action: str
-    value: str
+    path: str
+    """Only the first process that can make this file acts; "": every one."""
     only: int | None
     """Which time it acts; None is every time."""
     passed: int = 0
@@ -66,22 +61,20 @@ class Failpoint:
 
     @classmethod
     def parse(cls, text: str) -> Failpoint:
-        """Read `PLACE:WHEN:ACTION[=VALUE][@N]`.
+        """Read `PLACE:WHEN:ACTION[=PATH][@N]`.
 
         Raises:
             ValueError: It is none; a test with a wrong one must not pass by doing nothing.
         """
         place, when, rest = text.split(":", 2)
         rest, _, only = rest.partition("@")
-        action, _, value = rest.partition("=")
+        action, _, path = rest.partition("=")
         known = {*CLAIMS_AND_RESULTS, *store_methods(), *IN_EXECUTORS}
         if place not in known or when not in get_args(When) or action not in _ACTIONS:
             raise ValueError(f"no failpoint: {text}")
-        if action in _WITH_VALUE and not value:
-            raise ValueError(f"{action} takes a value: {text}")
-        return cls(place, when, action, value, int(only) if only else None)
+        return cls(place, when, action, path, int(only) if only else None)
 
-    def reach(self, connection: psycopg.Connection[Any] | None) -> None:
+    def reach(self) -> None:
         """Act, if it is the time for it."""
         with self.lock:
             self.passed += 1
@@ -89,8 +82,6 @@ class Failpoint:
                 return
         log.warning("%s:%s", self.place, self.when, extra={"event": "failpoint", **self._facts()})
         match self.action:
-            case "note":
-                pass
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "kill_node":
@@ -99,21 +90,14 @@ class Failpoint:
             case "stop":
                 # To this thread: one sent to the process stops it a little after the call has returned.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-            case "sleep":
-                time.sleep(float(self.value))
-            case "wait":
-                while not Path(self.value).exists():
-                    time.sleep(TICK_SECONDS)
             case _:
-                if connection is not None:
-                    connection.close()
-                raise psycopg.OperationalError("the connection was lost at a failpoint")
+                pass  # the line in the log is all
 
     def _is_first(self) -> bool:
-        if self.action not in {"kill", "kill_node"} or not self.value:
+        if not self.path:
             return True
         try:
-            Path(self.value).touch(exist_ok=False)
+            Path(self.path).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
@@ -155,12 +139,11 @@ def _wrap(owner: type, method: str, point: Failpoint, concerns: _Concerns) -> No
 
     @functools.wraps(inner)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        connection = getattr(self, "connection", None)
         if point.when == "before" and concerns(args, None):
-            point.reach(connection)
+            point.reach()
         answer = inner(self, *args, **kwargs)
         if point.when == "after" and concerns(args, answer):
-            point.reach(connection)
+            point.reach()
         return answer
 
     setattr(owner, method, run)
