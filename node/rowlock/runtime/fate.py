@@ -7,7 +7,19 @@ a success.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rowlock.errors import LeaseLost, UsageError
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it was raised from: authors wrap a few times, a hostile chain has no end."""
+    seen: BaseException | None = error
+    for _ in range(20):
+        if seen is None:
+            return
+        yield seen
+        seen = seen.__cause__ or seen.__context__
 
 
 class CommitUncertain(BaseException):
@@ -70,11 +82,4 @@ class Fate:
 
     def is_infrastructure(self, error: BaseException) -> bool:
         """Whether `error` is, or was caused by, the loss of the work connection."""
-        if self.infrastructure is None:
-            return False
-        seen: BaseException | None = error
-        for _ in range(20):  # authors wrap errors a few times; a hostile chain has no end
-            if seen is None or seen is self.infrastructure:
-                break
-            seen = seen.__cause__ or seen.__context__
-        return seen is self.infrastructure
+        return any(one is self.infrastructure for one in chain(error))

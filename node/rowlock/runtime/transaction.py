@@ -33,7 +33,7 @@ from rowlock.db.connect import (
     prepare_nothing,
 )
 from rowlock.errors import Unavailable, UsageError
-from rowlock.runtime.fate import Fate
+from rowlock.runtime.fate import Fate, chain
 
 NOT_ARMED: Final = "RL001"
 """SQLSTATE of a COMMIT that rowlock did not arm."""
@@ -528,14 +528,10 @@ class Transactions:
 
 def _is_fault_of_the_server(error: BaseException) -> bool:
     """Whether a statement failed for what no author can help, also where an error was raised from it."""
-    seen: BaseException | None = error
-    for _ in range(20):  # a hostile chain has no end
-        if seen is None:
-            return False
-        if isinstance(seen, psycopg.Error) and seen.sqlstate in _FAULTS_OF_THE_SERVER:
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return any(
+        isinstance(one, psycopg.Error) and one.sqlstate in _FAULTS_OF_THE_SERVER
+        for one in chain(error)
+    )
 
 
 class Block:

@@ -123,7 +123,9 @@ class Watch:
                 log.warning(
                     "node %s is gone: %d of its claims moved, %d failed, %d executions are free",
                     peer,
-                    *evident[1:],
+                    evident.moved,
+                    evident.failed,
+                    evident.freed,
                     extra={"event": "node_gone", "peer": str(peer), "moved": evident.moved},
                 )
                 self._end_stranded()
