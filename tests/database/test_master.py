@@ -204,6 +204,19 @@ def test_masters_that_were_lost_in_author_code_are_counted(scene: Scene) -> None
     assert (heir.status, heir.masters_lost) == ("RUNNING", 0)
 
 
+def test_masters_lost_while_they_planned_do_not_count_against_finish(scene: Scene) -> None:
+    run = scene.a_plan_being_made()
+    scene.remove(run.master)
+    heir = scene.a_node()
+    taken = scene.store.adopt(heir, run.id)
+    assert taken is not None
+    assert taken.masters_lost == 1
+
+    assert scene.store.seal(run.id, taken.epoch, "main", 0) == ("sealed", None)
+
+    assert scene.execution(run).masters_lost == 0
+
+
 # -- under its epoch -----------------------------------------------------------------------------
 
 

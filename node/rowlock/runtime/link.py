@@ -11,7 +11,7 @@ import psycopg
 
 from rowlock.db.connect import connect, ended_after, first_line, shut
 from rowlock.db.store import Connection, Observe, Store
-from rowlock.errors import Unavailable
+from rowlock.errors import Unavailable, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,7 @@ class Link:
         self._connection: Connection | None = None
         self._guard = threading.Lock()
         self._opening = threading.Lock()
+        self._was_open = False
         self.tries = 0
         """Failures in a row: the number that the next wait is drawn from."""
         self._told: set[str] = set()
@@ -91,16 +92,13 @@ class Link:
         """The connection, opened where there is none. From any thread.
 
         :raises Unavailable: there is no way to the database now.
+        :raises UsageError: no connection was ever made, and none can be made from this string.
         """
         with self._opening:
             if self._connection is not None:
                 return self._connection
-            connection = connect(
-                self._dsn,
-                application_name=self._application_name,
-                idle_in_transaction_seconds=self._idle_in_transaction_seconds,
-                lock_seconds=self._lock_seconds,
-            )
+            connection = self._connect()
+            self._was_open = True
             with self._guard:
                 self._connection = connection
             if self._on_connect is not None:
@@ -111,6 +109,20 @@ class Link:
                     self.drop()  # nobody would prepare it a second time
                     raise
             return connection
+
+    def _connect(self) -> Connection:
+        try:
+            return connect(
+                self._dsn,
+                application_name=self._application_name,
+                idle_in_transaction_seconds=self._idle_in_transaction_seconds,
+                lock_seconds=self._lock_seconds,
+            )
+        except UsageError as error:
+            if not self._was_open:
+                raise
+            # It has worked: the file is being written, or somebody has changed the login's defaults.
+            raise Unavailable(str(error)) from error
 
     def succeeded(self) -> None:
         """The database answered."""

@@ -272,6 +272,7 @@ BEGIN
     DELETE FROM batch_staging s WHERE s.execution_id = p_execution;
     UPDATE batch_job_coordination e
     SET status = 'RUNNING', step = p_step, total = p_total, started_at = v_now,
+        masters_lost = 0,  -- partition() has ended; finish() counts anew
         first_id = v_first, last_id = nextval('rowlock.batch_partitions_id_seq')
     WHERE e.execution_id = p_execution;
     PERFORM pg_notify('rowlock', 'work');
