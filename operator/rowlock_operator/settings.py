@@ -51,7 +51,7 @@ class Settings:
     """Namespaces to watch (`ROWLOCK_NAMESPACES`, comma-separated). Empty: the whole cluster."""
     pools_file: Path | None = None
     """The pod templates of the pools (`ROWLOCK_POOLS_FILE`), a YAML file. None: there are none, and
-    only BatchJobs with `master.mode: Pool` or a pod template of their own can run."""
+    only BatchJobs with `master.mode: Pool` can run."""
     allow_pod_template: bool = True
     """Whether a BatchJob may bring its own image, service account and pod template
     (`ROWLOCK_ALLOW_POD_TEMPLATE`, true or false)."""

@@ -464,6 +464,15 @@ def test_migrations_may_be_somebody_else_s(helm: Helm, render: Any) -> None:
     assert "run `rowlock migrate` before each upgrade" in helm.notes(values)
 
 
+def test_the_notes_ask_for_the_runbooks_address_where_alerts_have_none(helm: Helm) -> None:
+    rule = {"enabled": True, "runbookBaseUrl": ""}
+    asked = "metrics.prometheusRule.runbookBaseUrl"
+    assert asked in helm.notes(with_values(BASE, metrics={"prometheusRule": rule}))
+    rule["runbookBaseUrl"] = "https://runbooks.example/rowlock"
+    assert asked not in helm.notes(with_values(BASE, metrics={"prometheusRule": rule}))
+    assert asked not in helm.notes(BASE)
+
+
 # -- security ----------------------------------------------------------------------------------
 
 

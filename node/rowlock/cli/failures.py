@@ -71,8 +71,8 @@ def _of_the_database(error: Exception) -> RowlockError | None:
     primary = error.diag.message_primary or one_line(str(error)) or type(error).__name__
     if state == "42501":
         return Refused(
-            f"{primary}: log in as a member of rowlock_admin or rowlock_operator (rowlock_reader "
-            "may read, rowlock_node may run a node)"
+            f"{primary}: log in as a member of rowlock_admin, who may do all of it (rowlock_operator "
+            "may not resolve, abandon or purge, rowlock_reader may read, rowlock_node may run a node)"
         )
     if state in {"42P01", "42883", "3F000"}:  # no such table, function or schema
         return SchemaMismatch(f"{primary}: run rowlock migrate")

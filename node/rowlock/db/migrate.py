@@ -52,7 +52,7 @@ LOCK_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0)
 
 The first ones are shorter than a beat. Later ones are longer, because transactions of seconds that
 overlap leave no short gap, and no longer than half a lease, in which beats fail but no work stops."""
-PAUSE_SHARE: Final = 2.0
+PAUSE_FACTOR: Final = 2.0
 """How long the others then have their turn, as a multiple of that. With the longest attempts, a reader
 of one minute (a backup of a large database takes its locks for longer) is waited for."""
 CONCURRENTLY_SECONDS: Final = 60.0
@@ -310,7 +310,7 @@ def _apply(db: AnyConnection, migration: Migration) -> Applied:
                     f"{time.monotonic() - began:.0f} s, and left nothing: end the long transactions "
                     "that pg_stat_activity shows and run rowlock migrate again"
                 ) from problem
-            pause = PAUSE_SHARE * lock_seconds
+            pause = PAUSE_FACTOR * lock_seconds
             log.warning(
                 "migration %s waits for a lock: trying again in %g s",
                 migration.label,

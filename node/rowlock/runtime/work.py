@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-WAIT_SECONDS: Final = 0.02
+CONNECT_POLL_SECONDS: Final = 0.02
 """How often to look whether the connection may be opened."""
 
 
@@ -221,7 +221,7 @@ class Work(threading.Thread):
         while not self._stop.is_set():
             self._resume()
             if self._must_wait():
-                self._sleep(WAIT_SECONDS)
+                self._sleep(CONNECT_POLL_SECONDS)
                 continue
             if not self._queue:
                 self._wait_for_work()
