@@ -324,6 +324,30 @@ def test_a_start_whose_end_the_server_lost_is_never_handed_back(desk: Desk) -> N
     desk.database.take("fail").answer("failed")
 
 
+def test_an_attempt_whose_claim_was_taken_away_meanwhile_ends_a_beat_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off for two beats, taken for gone by evidence, and back before the lease has ended: nothing is
+    frozen, and the claim is somebody else's. The first comparison may have crossed an answer; the second
+    must not wait for a sweep, a minute later."""
+    (executor,) = desk.pool.executors
+    desk.claimed(a_claim())
+    desk.attempts.on_connected()
+    desk.attempts.compare()
+    desk.database.take("claims_of").answer({})
+    assert not executor.killed
+    assert not desk.attempts.needs_comparing
+
+    now = time.monotonic() + desk.host.settings.beat_seconds
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert desk.attempts.needs_comparing
+    desk.attempts.compare()
+    desk.database.take("claims_of").answer({})
+
+    assert executor.killed
+    assert not desk.attempts.needs_comparing
+
+
 def test_a_node_with_a_new_connection_is_not_idle_before_it_knows_its_claims(desk: Desk) -> None:
     """It drains when its connection breaks, the reply of its last claim with it. Were it to leave
     now, the claim of an AT_MOST_ONCE partition that never began would end as unknown."""

@@ -221,6 +221,8 @@ class Attempts:
         self._comparing = False
         self._carried_over = False
         """Since the comparison under way was asked for, operations have gone another way."""
+        self._compare_again_at: float | None = None
+        """Something was missing in the last comparison: when to look whether it still is."""
         self._claimable = False
         """A level: work may wait that this node may claim."""
         self._notices = 0
@@ -899,6 +901,7 @@ class Attempts:
             return
         self._comparing = True
         self._carried_over = False
+        self._compare_again_at = None
         node_id, exchanges = self._host.node_id, self._exchanges
 
         def done(held: dict[int, UUID]) -> None:
@@ -910,8 +913,12 @@ class Attempts:
                 self._synced = True
                 self._reconcile(held)
 
+            else:
+                self._look_again_soon()
+
         def failed(_error: Exception) -> None:
             self._comparing = False
+            self._look_again_soon()
 
         self._host.work.ask(lambda store: store.claims_of(node_id), done, failed)
 
@@ -919,7 +926,12 @@ class Attempts:
     def needs_comparing(self) -> bool:
         """Whether nothing can be claimed or thawed before `compare`."""
         frozen = any(self._is_frozen(executor) for executor in self._executors)
-        return not self._exchanging and (not self._synced or (frozen and self._host.lease_holds))
+        again_at = self._compare_again_at
+        return not self._exchanging and (
+            not self._synced
+            or (frozen and self._host.lease_holds)
+            or (again_at is not None and time.monotonic() >= again_at)
+        )
 
     def _reconcile(self, held: dict[int, UUID]) -> None:
         mine = {(a.claim.id, a.claim.token): a for a in self._live.values() if not a.orphan}
@@ -946,7 +958,13 @@ class Attempts:
             if gone and (attempt.missing or frozen):
                 self._lose(attempt)
             attempt.missing = gone
+        self._look_again_soon()
         self._thaw_confirmed()
+
+    def _look_again_soon(self) -> None:
+        """What is missing may run elsewhere already: a beat is time enough for an answer on its way."""
+        if any(a.missing and a.ending is None and not a.orphan for a in self._live.values()):
+            self._compare_again_at = time.monotonic() + self._host.settings.beat_seconds
 
     def _end_again(self, partition: int, token: UUID) -> None:
         """End an AT_MOST_ONCE claim whose end the database has taken, and forgotten: no other may start it."""
