@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from rowlock.db.store import Store
 from rowlock.protocol.model import Claim
 from tests.support.builders import Run, Scene, a_policy, at_once
 
@@ -246,6 +247,37 @@ def test_a_completion_by_commit_and_one_by_the_supervisor_count_once(
             (GONE, "released", 0),
         }
         scene.store.cancel(claim.execution_id, "test", None)
+
+
+def test_a_commit_that_waits_for_the_authors_rows_keeps_none_of_ours(
+    scene: Scene, work: Work
+) -> None:
+    """A foreign key that is checked at COMMIT waits for a row which another attempt of the same node has locked.
+    Were the completion written before, the node's counters would be locked meanwhile: its other completions
+    and its removal would wait, and the other attempt's COMMIT would be a deadlock."""
+    scene.admin.execute("CREATE TABLE public.account (id integer PRIMARY KEY)")
+    scene.admin.execute("INSERT INTO public.account VALUES (1)")
+    scene.admin.execute(
+        "CREATE TABLE public.entry (account integer REFERENCES public.account DEFERRABLE INITIALLY DEFERRED)"
+    )
+    scene.admin.execute("GRANT ALL ON public.account, public.entry TO PUBLIC")
+    run = scene.an_execution(3)
+    node = scene.a_node()
+    first, second, third = scene.claim(node, slots=3)
+    fence = open_(work, first)
+    work.execute("INSERT INTO public.entry VALUES (1)")
+    arm(work, fence, "completion")
+
+    with scene.database.connect(role="rowlock_node") as other:
+        other_fence = open_(other, second)
+        other.execute("SELECT FROM public.account WHERE id = 1 FOR UPDATE")
+        arm(other, other_fence, "completion")
+        with scene.started(Store(work), lambda store: store.connection.execute("COMMIT")):
+            scene.store.connection.execute("SET lock_timeout = '1s'")
+            assert scene.complete(node, third) == ["completed"]
+            other.execute("COMMIT")
+
+    assert scene.counted(run) == (3, 0, 0)
 
 
 # -- attacks -----------------------------------------------------------------------------------------

@@ -2,6 +2,10 @@
 -- may stand. rowlock inserts a fence first and arms it just before its own COMMIT, with the
 -- checkpoint, the completion or the end of the execution in it. Unarmed it raises, so that a COMMIT
 -- the author wrote is refused; armed it makes the holder's write, and raises if that changes nothing.
+-- Deferred triggers fire in the order in which they were queued: the look comes before everything that
+-- the author has deferred (a foreign key may wait there for somebody's row), and the write, which the arming
+-- queues, after all of it. The other way round such a COMMIT would keep the node's counters meanwhile, and
+-- hold up its completions and its removal, or meet another one in a deadlock.
 SET LOCAL ROLE rowlock_owner;
 SET LOCAL search_path = rowlock, pg_temp;
 
@@ -79,10 +83,17 @@ DECLARE
     v_execution batch_job_coordination;
     v_row batch_partitions;
 BEGIN
-    DELETE FROM batch_fences WHERE fence_id = NEW.fence_id RETURNING * INTO v_fence;
+    IF TG_OP = 'INSERT' THEN
+        SELECT f.* INTO v_fence FROM batch_fences f WHERE f.fence_id = NEW.fence_id;
+    ELSE
+        DELETE FROM batch_fences WHERE fence_id = NEW.fence_id RETURNING * INTO v_fence;
+    END IF;
     IF v_fence.armed IS NULL THEN  -- guard: only rowlock commits
         RAISE EXCEPTION 'this transaction belongs to rowlock: leave the with block to commit it, raise to roll it back'
             USING ERRCODE = 'RL001';
+    END IF;
+    IF TG_OP = 'INSERT' THEN
+        RETURN NULL;
     END IF;
     IF v_fence.armed = 'finish' THEN
         -- Not by the answer of finish(), which says COMPLETED to a repetition as well: this is another
@@ -135,7 +146,7 @@ AS $$
           ELSE false END;
 $$;
 
-CREATE CONSTRAINT TRIGGER fence_check AFTER INSERT ON batch_fences
+CREATE CONSTRAINT TRIGGER fence_check AFTER INSERT OR UPDATE ON batch_fences
     DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION rowlock._fence_check();
 -- Also where a superuser has set session_replication_role.
