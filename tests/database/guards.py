@@ -618,6 +618,15 @@ def a_completed_row_gets_a_checkpoint(scene: Scene) -> None:
     assert not scene.store.checkpoint(node, claim.id, claim.token, "1")
 
 
+def a_checkpoint_comes_late(scene: Scene) -> None:
+    """Its answer was lost, so it was sent again; then the old connection delivers what it still had."""
+    node, claim = scene.a_claim()
+    for saves in (1, 2, 1):
+        document = f'{{"after": {saves}, "saves": {saves}}}'
+        assert scene.store.checkpoint(node, claim.id, claim.token, document)
+    assert scene.partition(claim).checkpoint["after"] == 2
+
+
 def evidence_of_an_old_start(scene: Scene) -> None:
     _, old, new = claimed_twice(scene, delivery=AT_MOST_ONCE)
     scene.store.record_evidence(old.id, old.token, {"outcome": "completed"})
@@ -1421,6 +1430,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         old="status COLLATE \"C\" = 'CLAIMED'",
         new="true",
         scenario=a_completed_row_gets_a_checkpoint,
+    ),
+    "checkpoint: none takes the place of a later one": Mutant(
+        old="coalesce((p_checkpoint ->> 'saves')::bigint > (checkpoint ->> 'saves')::bigint, true)",
+        new="true",
+        scenario=a_checkpoint_comes_late,
     ),
     "report: a removed node reports nothing": Mutant(
         old="status <> 'REMOVED'", new="true", scenario=a_removed_node_reports

@@ -26,6 +26,24 @@ def test_a_checkpoint_changes_nothing_else(scene: Scene) -> None:
     assert scene.partition(claim)._replace(checkpoint=None) == before
 
 
+def test_a_checkpoint_that_comes_late_does_not_undo_that_of_a_transaction(scene: Scene) -> None:
+    """The network broke while the first was under way. It was sent again over another connection, a
+    transaction committed the next with rows of the author's, and then the first arrives once more. The
+    next attempt would write those rows a second time (G6)."""
+    node, claim = scene.a_claim()
+    first = '{"after": 1, "items": 1, "state": null, "saves": 1}'
+    assert scene.store.checkpoint(node, claim.id, claim.token, first)
+    with scene.database.connect(role="rowlock_node") as work, work.transaction():
+        opened = work.execute("SELECT rowlock.fence_open(%s, %s)", [claim.id, claim.token])
+        ((fence,),) = opened.fetchall()
+        second = '{"after": 2, "items": 2, "state": null, "saves": 2}'
+        work.execute("SELECT rowlock.fence_arm(%s, 'checkpoint', %s)", [fence, second])
+
+    assert scene.store.checkpoint(node, claim.id, claim.token, first)
+
+    assert scene.partition(claim).checkpoint["after"] == 2
+
+
 def test_a_checkpoint_needs_the_token_of_a_standing_claim(scene: Scene) -> None:
     node, claim = scene.a_claim()
     assert not scene.store.checkpoint(node, claim.id, uuid4(), "1")

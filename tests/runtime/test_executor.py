@@ -294,7 +294,7 @@ def test_stopped_work_continues_from_its_checkpoint(peer: Peer) -> None:
     run = peer.a_run("chunks", 25, checkpoint='{"after": 20, "items": 20, "state": null}')
     peer.send(run)
     last = peer.next(Checkpoint)
-    assert json.loads(last.checkpoint) == {"after": 25, "items": 25, "state": None}
+    assert json.loads(last.checkpoint) == {"after": 25, "items": 25, "state": None, "saves": 1}
     accept(peer, last)
     assert peer.next(Completed).result == "5"
 

@@ -420,7 +420,7 @@ def test_each_chunk_s_rows_and_checkpoint_are_committed_together(work: Work) -> 
     assert work.run(author) == Completed(attempt=1, result='"done"', committed=False)
     assert seen == [([1, 2], 2), ([1, 2, 3, 4], 4), ([1, 2, 3, 4, 5], 5)]
     assert work.channel.checkpoints == []  # the supervisor was asked for none
-    assert work.row()["checkpoint"] == {"after": 5, "items": 5, "state": None}
+    assert work.row()["checkpoint"] == {"after": 5, "items": 5, "state": None, "saves": 3}
 
 
 @pytest.mark.parametrize("fail_at", range(1, 8))
@@ -484,9 +484,15 @@ def test_save_inside_a_chunk_s_block_travels_with_its_commit(work: Work) -> None
         return "done"
 
     assert isinstance(work.run(author), Completed)
-    first = {"after": 2, "items": 2, "state": {"sum": 3}}
+    first = {"after": 2, "items": 2, "state": {"sum": 3}, "saves": 1}
     assert seen == [({"sum": 3}, None), ({"sum": 7}, first)]
-    assert work.row()["checkpoint"] == {"after": 4, "items": 4, "state": {"sum": 7}}
+    assert work.row()["checkpoint"] == {
+        **first,
+        "after": 4,
+        "items": 4,
+        "state": {"sum": 7},
+        "saves": 2,
+    }
 
 
 def test_the_two_forms_do_not_mix(work: Work) -> None:

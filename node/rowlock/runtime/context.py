@@ -1,8 +1,8 @@
 """What author code holds while it runs: the `Context` of process(), the `Outcome` of finish().
 
 A checkpoint is one JSON document: `{"after": key of the last chunk, "items": how many so far,
-"state": what ctx.save was given}`. It is written by the supervisor, or by the COMMIT of
-`ctx.transaction()`; both refuse when the claim is gone.
+"state": what ctx.save was given, "saves": its number}`. It is written by the supervisor, or by the
+COMMIT of `ctx.transaction()`; both refuse when the claim is gone.
 """
 
 from __future__ import annotations
@@ -189,7 +189,9 @@ class ExecutorContext(Fenced, Context[Any]):
         self.stop_raised = False
         """`Stopped` was raised; author code that swallows it has still not done the work."""
         self._run = run
-        self._after, self._items, self._state, self._counters = _read_checkpoint(run.checkpoint)
+        self._after, self._items, self._state, self._counters, self._saves = _read_checkpoint(
+            run.checkpoint
+        )
         self._chunk: _Chunk | None = None
         self._chunked = False
         self._chunk_committed = False
@@ -474,12 +476,15 @@ class ExecutorContext(Fenced, Context[Any]):
         state = chunk.block_state or chunk.state or self._state
         work.commit("checkpoint", self._document(chunk.after, items, state))
         self._after, self._items, self._state = chunk.after, items, state
+        self._saves += 1
         chunk.committed = self._chunk_committed = True
 
     def _document(self, after: str, items: int, state: str) -> str:
         skips = self._counters.kept()
         more = "" if skips is None else f',"skips":{skips}'
-        text = f'{{"after":{after},"items":{items},"state":{state}{more}}}'
+        text = (
+            f'{{"after":{after},"items":{items},"state":{state},"saves":{self._saves + 1}{more}}}'
+        )
         return contract.check_json(text, "checkpoint", contract.CHECKPOINT_BYTES)
 
     def _write_checkpoint(self, after: str, items: int, state: str) -> None:
@@ -491,6 +496,7 @@ class ExecutorContext(Fenced, Context[Any]):
         if not reply.ok:
             raise self.fate.lose("the claim was taken away; the checkpoint was not written")
         self._after, self._items, self._state = after, items, state
+        self._saves += 1
 
     def _fence(self) -> Fence:
         from rowlock.runtime.transaction import partition_fence
@@ -589,20 +595,22 @@ def _is_text(text: str) -> bool:
 # -- checkpoints as JSON -----------------------------------------------------------------------
 
 
-def _read_checkpoint(text: str | None) -> tuple[str, int, str, Counters]:
-    """The key after which to resume, the items done so far, the author's state, what was skipped.
+def _read_checkpoint(text: str | None) -> tuple[str, int, str, Counters, int]:
+    """The key after which to resume, the items done so far, the author's state, what was skipped, and the
+    number of the checkpoint.
 
     Key and state are JSON texts.
     """
     if text is None:
-        return "null", 0, "null", Counters()
+        return "null", 0, "null", Counters(), 0
     try:
         document = json.loads(text)
-        items = document["items"]
-        if not isinstance(items, int):
-            raise TypeError(items)
+        items, saves = document["items"], document.get("saves", 0)
+        if not isinstance(items, int) or not isinstance(saves, int):
+            raise TypeError(items, saves)
         counters = Counters.of_checkpoint(document.get("skips"))
-        return json.dumps(document["after"]), items, json.dumps(document["state"]), counters
+        after, state = json.dumps(document["after"]), json.dumps(document["state"])
+        return after, items, state, counters, saves
     except (ValueError, KeyError, TypeError) as error:
         problem = "expected an object with after, items and state, as rowlock writes it"
         raise ContractError("checkpoint", "$", problem) from error

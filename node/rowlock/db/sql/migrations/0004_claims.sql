@@ -454,6 +454,8 @@ END
 $$;
 
 -- Write a checkpoint outside a transaction of the author. False: the claim is gone.
+-- Checkpoints are numbered ("saves"): a statement whose answer was lost is sent again over another connection, and
+-- may itself arrive after that, when the network delivers what the old connection still had under way.
 CREATE FUNCTION rowlock.checkpoint(p_node uuid, p_id bigint, p_token uuid, p_checkpoint jsonb)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
@@ -468,8 +470,10 @@ BEGIN
     UPDATE batch_partitions SET checkpoint = p_checkpoint
     WHERE id = p_id
       AND claim_token = p_token  -- guard: only the claim that was taken
-      AND status COLLATE "C" = 'CLAIMED';  -- guard: terminal states never change
-    RETURN FOUND;
+      AND status COLLATE "C" = 'CLAIMED'  -- guard: terminal states never change
+      -- guard: none takes the place of a later one
+      AND coalesce((p_checkpoint ->> 'saves')::bigint > (checkpoint ->> 'saves')::bigint, true);
+    RETURN FOUND OR rowlock._stands(p_id, p_token);  -- it, or a later one, is there
 END
 $$;
 
