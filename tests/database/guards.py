@@ -1245,6 +1245,16 @@ def an_old_attempt_gives_a_lock_back(scene: Scene) -> None:
     assert locked(scene, *scene.a_claim()) == "busy"
 
 
+def a_lock_is_given_back_late(scene: Scene) -> None:
+    """The release was sent twice, and the first one arrives when the claim has the lock again."""
+    node, claim = scene.a_claim()
+    for number in (1, 2):
+        answer = scene.store.acquire_lock(node, claim.id, claim.token, scene.job, number)
+        assert answer == "acquired"
+        scene.store.release_lock(claim.token, scene.job, 1)
+    assert locked(scene, *scene.a_claim()) == "busy"
+
+
 def a_purge_passes_a_held_lock(scene: Scene) -> None:
     assert locked(scene, *scene.a_claim()) == "acquired"
     purged(scene)
@@ -1471,6 +1481,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "release_lock: nobody gives back the lock of another": Mutant(
         old="l.claim_token = p_token", new="true", scenario=an_old_attempt_gives_a_lock_back
+    ),
+    "release_lock: what was acquired again stays": Mutant(
+        old="l.number <= p_number", new="true", scenario=a_lock_is_given_back_late
     ),
     "retain: who holds a lock keeps it": Mutant(
         old="NOT rowlock._stands(o.partition_id, o.claim_token)",

@@ -130,7 +130,7 @@ def test_a_later_attempt_resumes_after_the_checkpoint() -> None:
     ctx = a_context(line, {"after": 3, "items": 3, "state": None})
 
     assert list(ctx.chunks(numbers(5), size=10, key=same)) == [[4, 5]]
-    assert line.written == [{"after": 5, "items": 5, "state": None}]
+    assert line.written == [{"after": 5, "items": 5, "state": None, "saves": 1}]
 
 
 def test_an_empty_source_writes_no_checkpoint() -> None:
@@ -310,8 +310,8 @@ def test_a_state_saved_in_a_chunk_is_written_with_its_checkpoint() -> None:
         seen.append(ctx.checkpoint)
     assert seen == [{"sum": 3}, {"sum": 7}]
     assert line.written == [
-        {"after": 2, "items": 2, "state": {"sum": 3}},
-        {"after": 4, "items": 4, "state": {"sum": 7}},
+        {"after": 2, "items": 2, "state": {"sum": 3}, "saves": 1},
+        {"after": 4, "items": 4, "state": {"sum": 7}, "saves": 2},
     ]
 
 

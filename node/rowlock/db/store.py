@@ -330,17 +330,20 @@ class Store:
         )
         return {row[0] for row in cursor.fetchall()}
 
-    def acquire_lock(self, node: UUID, partition: int, token: UUID, name: str) -> str:
+    def acquire_lock(
+        self, node: UUID, partition: int, token: UUID, name: str, number: int = 0
+    ) -> str:
         """Take a named lock for a claim: 'acquired', 'busy', or 'lost' if the claim is gone."""
         return str(
             self._value(
-                "SELECT rowlock.acquire_lock(%s, %s, %s, %s)", (node, partition, token, name)
+                "SELECT rowlock.acquire_lock(%s, %s, %s, %s, %s)",
+                (node, partition, token, name, number),
             )
         )
 
-    def release_lock(self, token: UUID, name: str) -> bool:
+    def release_lock(self, token: UUID, name: str, number: int = 0) -> bool:
         """Give a lock back. False: this claim did not have it, or not any more."""
-        return bool(self._value("SELECT rowlock.release_lock(%s, %s)", (token, name)))
+        return bool(self._value("SELECT rowlock.release_lock(%s, %s, %s)", (token, name, number)))
 
     def claims_of(self, node: UUID) -> dict[int, UUID]:
         """The claims that the database says this node holds: id and token."""

@@ -113,8 +113,8 @@ class Attempt:
     stop_by: float | None = None
     asked_to_stop: bool = False
     """Its executor was told to stop it."""
-    locks: set[str] = field(default_factory=set[str])
-    """Named locks that it has taken and not given back."""
+    locks: dict[str, int] = field(default_factory=dict[str, int])
+    """Named locks that it has taken and not given back, by the number of the acquisition."""
     withdrawn: bool = False
     """It was asked for back before its turn."""
     ending: Ending | None = None

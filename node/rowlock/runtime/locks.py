@@ -6,6 +6,7 @@ here is only the waiting. Main thread only.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -26,8 +27,8 @@ class Holder(Protocol):
     node_id: UUID
     claim: Claim
     asked_to_stop: bool
-    locks: set[str]
-    """What it has; it may have lost them with its claim."""
+    locks: dict[str, int]
+    """What it has, with the number of the acquisition; it may have lost them with its claim."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,6 +41,8 @@ class Wait:
     over: Callable[[], str | None]
     """How the attempt has ended meanwhile: 'lost', or 'stopped' for any other end; None: it waits."""
     reply: Callable[[bool, str], None]
+    number: int = 0
+    """Which acquisition: a release that arrives late must not give back a later one."""
     due: float = field(default=0.0)
     asking: bool = False
     looks: int = 0
@@ -51,16 +54,17 @@ class Locks:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._waits: list[Wait] = []
+        self._numbers = itertools.count(1)
 
     def wait(self, wait: Wait) -> None:
         """Ask for a lock until there is an answer."""
+        wait.number = next(self._numbers)
         self._waits.append(wait)
 
     def give_back(self, holder: Holder, name: str, done: Callable[[bool], None]) -> None:
         """Make a lock free, and tell when it is."""
-        holder.locks.discard(name)
-        token = holder.claim.token
-        self._host.work.tell(lambda store: store.release_lock(token, name), done)
+        token, number = holder.claim.token, holder.locks.pop(name, 0)
+        self._host.work.tell(lambda store: store.release_lock(token, name, number), done)
 
     def forget(self, holder: Holder) -> None:
         """Delete what is left of the locks of a claim that has ended."""
@@ -102,7 +106,7 @@ class Locks:
             wait.due = min(wait.due, max(now, wait.give_up_at))
         self._host.work.tell(
             lambda store: store.acquire_lock(
-                holder.node_id, holder.claim.id, holder.claim.token, name
+                holder.node_id, holder.claim.id, holder.claim.token, name, wait.number
             ),
             lambda answer: self._answered(wait, answer),
         )
@@ -110,7 +114,7 @@ class Locks:
     def _answered(self, wait: Wait, answer: str) -> None:
         wait.asking = False
         if answer == "acquired":
-            wait.holder.locks.add(wait.name)
+            wait.holder.locks[wait.name] = wait.number
             self._end(wait, "acquired")
         elif answer == "lost":
             self._end(wait, "lost")

@@ -282,6 +282,7 @@ CREATE TABLE batch_locks (
     name         text PRIMARY KEY CHECK (name <> '' AND octet_length(name) <= 200),
     partition_id bigint NOT NULL,
     claim_token  uuid NOT NULL,
+    number       bigint NOT NULL,                 -- which acquisition of this claim
     acquired_at  timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 

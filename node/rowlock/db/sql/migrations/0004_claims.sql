@@ -528,7 +528,10 @@ $$;
 -- Take a named lock of author code for a claim. Answers 'acquired' (also for a repetition), 'busy' or 'lost'.
 -- The lock belongs to the token: when its claim ends, whatever ends it, the lock is free, in the same transaction.
 -- A busy answer has locked no row, so that many may ask often.
-CREATE FUNCTION rowlock.acquire_lock(p_node uuid, p_id bigint, p_token uuid, p_name text) RETURNS text
+-- A claim may take the same lock again and again. Its acquisitions are numbered, because what was sent twice may arrive
+-- late (see checkpoint), and a release that does must not give back what was acquired after it.
+CREATE FUNCTION rowlock.acquire_lock(p_node uuid, p_id bigint, p_token uuid, p_name text, p_number bigint DEFAULT 0)
+RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 DECLARE
@@ -542,28 +545,30 @@ BEGIN
         RETURN 'lost';
     END IF;
     SELECT l.* INTO v_holder FROM batch_locks l WHERE l.name = p_name;
-    IF v_holder.claim_token = p_token THEN
-        RETURN 'acquired';
-    ELSIF rowlock._stands(v_holder.partition_id, v_holder.claim_token) THEN  -- guard: who holds a lock keeps it
+    IF v_holder.claim_token IS DISTINCT FROM p_token
+       AND rowlock._stands(v_holder.partition_id, v_holder.claim_token) THEN  -- guard: who holds a lock keeps it
         RETURN 'busy';
     END IF;
-    INSERT INTO batch_locks AS l (name, partition_id, claim_token, acquired_at)
-    VALUES (p_name, p_id, p_token, rowlock.now())
+    INSERT INTO batch_locks AS l (name, partition_id, claim_token, number, acquired_at)
+    VALUES (p_name, p_id, p_token, p_number, rowlock.now())
     ON CONFLICT (name) DO UPDATE
-    SET partition_id = excluded.partition_id, claim_token = excluded.claim_token, acquired_at = excluded.acquired_at
+    SET partition_id = excluded.partition_id, claim_token = excluded.claim_token, acquired_at = excluded.acquired_at,
+        number = CASE WHEN l.claim_token = excluded.claim_token THEN greatest(l.number, excluded.number)
+                 ELSE excluded.number END
     WHERE l.claim_token = v_holder.claim_token;  -- guard: it is taken over only from who was seen to be gone
     RETURN CASE WHEN FOUND THEN 'acquired' ELSE 'busy' END;
 END
 $$;
 
 -- Give a lock back before the claim ends. Waits for nobody; of a claim that is gone it tidies up.
-CREATE FUNCTION rowlock.release_lock(p_token uuid, p_name text) RETURNS boolean
+CREATE FUNCTION rowlock.release_lock(p_token uuid, p_name text, p_number bigint DEFAULT 0) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
 BEGIN
     DELETE FROM batch_locks l
     WHERE l.name = p_name
-      AND l.claim_token = p_token;  -- guard: nobody gives back the lock of another
+      AND l.claim_token = p_token  -- guard: nobody gives back the lock of another
+      AND l.number <= p_number;  -- guard: what was acquired again stays
     RETURN FOUND;
 END
 $$;
