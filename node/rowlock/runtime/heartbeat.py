@@ -8,6 +8,7 @@ waiting operations of a work connection that has failed for too long.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -125,6 +126,8 @@ class Heartbeat(threading.Thread):
         """When this loop last turned (monotonic)."""
         self.answered_at: float | None = None
         """When a beat was last answered (monotonic)."""
+        self._refused_at: float | None = None
+        """When the database last refused a beat, over a connection that stands (monotonic)."""
 
     # -- for the main thread -------------------------------------------------------------------
 
@@ -151,9 +154,13 @@ class Heartbeat(threading.Thread):
         self._link.shut()
 
     def has_beaten_since(self, moment: float) -> bool:
-        """Whether a beat was answered after a moment (monotonic), over a connection that stands."""
-        beaten_at = self.answered_at
-        return beaten_at is not None and beaten_at >= moment and self._link.connection is not None
+        """Whether a beat was answered after a moment (monotonic), over a connection that stands.
+
+        Or refused: a schema that has gone on may lack what a beat needs, and only the other connection
+        finds out why.
+        """
+        heard = [at for at in (self.answered_at, self._refused_at) if at is not None]
+        return max(heard, default=-math.inf) >= moment and self._link.connection is not None
 
     def connect(self) -> None:
         """Open the connection, if there is none. From any thread.
@@ -227,6 +234,7 @@ class Heartbeat(threading.Thread):
             if self._link.connection is None:
                 self._link.tell(failure)
             else:
+                self._refused_at = time.monotonic()
                 log.debug("beat failed: %s", failure, extra={"event": "beat_failed"})
             return failure
         finally:

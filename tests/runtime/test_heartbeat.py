@@ -1,0 +1,73 @@
+"""When the connection of the beats lets the other one be opened."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, cast
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from rowlock.runtime.heartbeat import Heartbeat, Report
+from rowlock.runtime.link import Link
+from rowlock.runtime.mailbox import Mailbox
+from rowlock.runtime.watchdog import LeaseBoard
+
+
+class Refusing:
+    """A link whose connection stands, or does not, and whose server answers each statement with an error."""
+
+    def __init__(self, connection: object | None, error: Exception) -> None:
+        self.connection = connection
+        self.tries = 0
+        self._error = error
+
+    def store(self) -> None:
+        raise self._error
+
+    def failed(self, _error: Exception) -> None: ...
+
+    def tell(self, _error: Exception) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "connection, error, connects",
+    [
+        pytest.param(object(), psycopg.errors.UndefinedFunction("beat"), True, id="refused"),
+        pytest.param(None, psycopg.OperationalError("gone"), False, id="broken"),
+    ],
+)
+def test_a_beat_that_is_refused_lets_the_other_connection_find_out_why(
+    connection: object | None, error: Exception, connects: bool
+) -> None:
+    """A migration went by while both connections were away: no beat is answered any more. Were the other
+    connection to wait for one, the node would never learn that the schema has gone on."""
+    board = LeaseBoard.create(1)
+    heartbeat = Heartbeat(
+        "",
+        Mailbox(),
+        board,
+        application_name="beat",
+        beat_seconds=1,
+        lease_seconds=9,
+        limit_seconds=5,
+        reconnect_cap_seconds=2,
+        evidence=True,
+        report=lambda: None,
+        is_turning=lambda: True,
+        on_look=lambda _look: None,
+        on_failure=lambda _error: None,
+        on_crash=lambda _error: None,
+        rng=random.Random(1),
+    )
+    heartbeat._link = cast(Link, cast(Any, Refusing(connection, error)))
+    lost_at = time.monotonic()
+    assert not heartbeat.has_beaten_since(lost_at)
+
+    report = Report(node_id=uuid4(), load=0, draining=False, orphans=(), executions=())
+    assert heartbeat._beat(report, late_seconds=0) is error
+
+    assert heartbeat.has_beaten_since(lost_at) is connects
+    board.close()
