@@ -1,10 +1,13 @@
 """Transactions whose claim or mastership is gone: who sees them, and who may end them."""
 
+import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from rowlock.protocol.model import Claim
 from tests.support.builders import Run, Scene, a_policy
@@ -65,6 +68,35 @@ def test_the_next_claim_does_not_save_the_transaction_of_the_last(alone: Scene) 
         (again,) = alone.claim(node)
         with of(alone, again):
             assert stranded(alone) == [old.info.backend_pid]
+
+
+def test_an_attempt_that_begins_between_two_looks_is_left_alone(alone: Scene) -> None:
+    """The claims were read, then the machine was busy for a moment, then the sessions were read."""
+    alone.an_execution(1)
+    node = alone.a_node()
+    (source,) = alone.one(
+        "SELECT prosrc FROM pg_proc WHERE oid = 'rowlock.stranded_sessions'::regproc"
+    )
+    sessions = "FROM pg_stat_activity a"
+    assert source.count(sessions) == 1
+    paused = source.replace(
+        sessions,
+        "FROM (SELECT pg_sleep(CASE v_look WHEN 1 THEN 1 ELSE 0 END) OFFSET 0) paused,"
+        " LATERAL (SELECT * FROM pg_stat_activity WHERE paused IS NOT NULL OFFSET 0) a",
+    )
+    alone.admin.execute(
+        sql.SQL(
+            "CREATE FUNCTION public.paused() RETURNS TABLE (pid integer) LANGUAGE plpgsql SECURITY DEFINER"
+            " SET search_path = pg_catalog, rowlock, pg_temp AS {}"
+        ).format(sql.Literal(paused))
+    )
+    looking = alone.a_store().connection
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: looking.execute("SELECT pid FROM public.paused()").fetchall())
+        time.sleep(0.3)
+        (claim,) = alone.claim(node, idle=True)
+        with of(alone, claim):
+            assert found.result() == []
 
 
 def test_a_session_between_transactions_is_nobodys(alone: Scene) -> None:

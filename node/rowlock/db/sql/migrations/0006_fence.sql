@@ -127,23 +127,37 @@ $$;
 -- Sessions in a transaction of an author whose claim, or mastership, is gone: it can never commit, and
 -- its holder may sleep for ever on business rows that the next attempt needs. Only those that the
 -- caller may end (pg_terminate_backend): a work role of its own is beyond a node's reach.
+-- Looked for twice: what is claimed is seen as it was when a statement began, the sessions as they are a moment
+-- later, and an attempt that began in between would be taken for one whose claim is gone.
 CREATE FUNCTION rowlock.stranded_sessions() RETURNS TABLE (pid integer)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
-    SELECT a.pid FROM pg_stat_activity a
-    WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
-      AND pg_has_role(session_user, a.usesysid, 'USAGE')
-      AND CASE
-          WHEN a.application_name ~ '^rowlock work [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN NOT EXISTS (
-              SELECT FROM batch_partitions p
-              WHERE p.status = 'CLAIMED'  -- guard: the transaction of a claim that stands is its holder's
-                AND p.claim_token = right(a.application_name, 36)::uuid)
-          WHEN a.application_name ~ '^rowlock finish [0-9a-f]{32} [0-9]{1,18}$' THEN NOT EXISTS (
-              SELECT FROM batch_job_coordination e
-              WHERE e.execution_id = split_part(a.application_name, ' ', 3)::uuid
-                AND e.master_epoch = split_part(a.application_name, ' ', 4)::bigint
-                AND e.status = 'FINISHING')
-          ELSE false END;
+#variable_conflict use_column
+DECLARE
+    v_pids integer[];
+BEGIN
+    FOR v_look IN 1..2 LOOP
+        v_pids := ARRAY(
+            SELECT a.pid FROM pg_stat_activity a
+            WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+              AND (v_pids IS NULL OR a.pid = ANY (v_pids))
+              AND pg_has_role(session_user, a.usesysid, 'USAGE')
+              AND CASE
+                  WHEN a.application_name ~ '^rowlock work [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN NOT EXISTS (
+                      SELECT FROM batch_partitions p
+                      WHERE p.status = 'CLAIMED'  -- guard: the transaction of a claim that stands is its holder's
+                        AND p.claim_token = right(a.application_name, 36)::uuid)
+                  WHEN a.application_name ~ '^rowlock finish [0-9a-f]{32} [0-9]{1,18}$' THEN NOT EXISTS (
+                      SELECT FROM batch_job_coordination e
+                      WHERE e.execution_id = split_part(a.application_name, ' ', 3)::uuid
+                        AND e.master_epoch = split_part(a.application_name, ' ', 4)::bigint
+                        AND e.status = 'FINISHING')
+                  ELSE false END);
+        EXIT WHEN cardinality(v_pids) = 0;
+        PERFORM pg_stat_clear_snapshot();  -- or the second look would see the sessions of the first
+    END LOOP;
+    RETURN QUERY SELECT unnest(v_pids);
+END
 $$;
 
 CREATE CONSTRAINT TRIGGER fence_check AFTER INSERT OR UPDATE ON batch_fences
