@@ -469,6 +469,22 @@ def test_a_pooler_is_refused(empty_database: Database) -> None:
     assert empty_database.value("SELECT to_regnamespace('rowlock')") is None
 
 
+def test_a_database_of_another_encoding_is_refused(postgres: Cluster) -> None:
+    """It could not hold the error of an attempt, whose partition would stay CLAIMED."""
+    name = f"latin_{postgres.run}"
+    with psycopg.connect(postgres.admin_dsn, autocommit=True) as admin:
+        admin.execute(
+            sql.SQL(
+                "CREATE DATABASE {} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+            ).format(sql.Identifier(name))
+        )
+    try:
+        with pytest.raises(UsageError, match="LATIN1"):
+            migrate(Database(cluster=postgres, name=name).dsn)
+    finally:
+        postgres.drop(name)
+
+
 def test_an_unreachable_database_is_unavailable() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1.*Connection refused"):
         migrate("postgresql://nobody@127.0.0.1:1/none")

@@ -171,12 +171,13 @@ def migrate(
             had been applied.
         Refused: The database did not let us: missing rights, tables that stay locked, or another
             runner that does not end.
-        UsageError: The server is too old or the connection goes through a pooler.
+        UsageError: The server is too old, the database is not in UTF8, or the connection goes through a pooler.
         Unavailable: The database cannot be reached.
     """
     wanted = known_migrations() if migrations is None else migrations
     with _connected(database) as db, _explained():
         _require_direct_connection(db)
+        _require_utf8(db)
         with _only_runner(db):
             return [_apply(db, one) for one in _missing(_history(db), wanted)]
 
@@ -412,6 +413,16 @@ def _require_direct_connection(db: AnyConnection) -> None:
         raise UsageError(
             "this connection goes through a pooler, where a lock of the session may be left on "
             "somebody else's: give rowlock migrate the server's own address"
+        )
+
+
+def _require_utf8(db: AnyConnection) -> None:
+    """Make sure that the database can hold every text: the write that ends an attempt must not fail."""
+    encoding = db.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise UsageError(
+            f"the encoding of this database is {encoding}, which cannot hold every error and every key: rowlock "
+            "needs one in UTF8 (CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0)"
         )
 
 
