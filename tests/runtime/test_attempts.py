@@ -335,17 +335,16 @@ def test_an_attempt_whose_claim_was_taken_away_meanwhile_ends_a_beat_later(
     desk.attempts.on_connected()
     desk.attempts.compare()
     desk.database.take("claims_of").answer({})
-    assert not executor.killed
-    assert not desk.attempts.needs_comparing
+    before = executor.killed, desk.attempts.needs_comparing
 
     now = time.monotonic() + desk.host.settings.beat_seconds
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    assert desk.attempts.needs_comparing
+    assert (before, desk.attempts.needs_comparing) == ((False, False), True)
     desk.attempts.compare()
     desk.database.take("claims_of").answer({})
 
-    assert executor.killed
-    assert not desk.attempts.needs_comparing
+    after = executor.killed, desk.attempts.needs_comparing
+    assert after == (True, False)
 
 
 def test_a_node_with_a_new_connection_is_not_idle_before_it_knows_its_claims(desk: Desk) -> None:

@@ -113,6 +113,8 @@ class Masters:
         self._calls: deque[tuple[Master, Call]] = deque()
         self._running: Master | None = None
         self._adopting = False
+        self._compare_again_at: float | None = None
+        """Something was missing in the last comparison: when to look whether it still is."""
         self.adoptable = False
         """A level: an execution may wait for a master, and this node knows its job."""
 
@@ -255,6 +257,11 @@ class Masters:
     def compare(self) -> None:
         """Compare what this node believes to drive with what the database says."""
         node_id = self._host.node_id
+        self._compare_again_at = None
+
+        def again() -> None:
+            if any(master.missing for master in self._driven.values()):
+                self._compare_again_at = time.monotonic() + self._host.settings.beat_seconds
 
         def done(driven: dict[UUID, int]) -> None:
             if node_id != self._host.node_id or self._host.draining:
@@ -268,8 +275,17 @@ class Masters:
                 if gone and master.missing:
                     self._look(master)
                 master.missing = gone
+            again()
 
-        self._host.work.ask(lambda store: store.masterships_of(node_id), done, ignore)
+        self._host.work.ask(
+            lambda store: store.masterships_of(node_id), done, lambda _error: again()
+        )
+
+    @property
+    def needs_comparing(self) -> bool:
+        """Whether something that was missing may be driven elsewhere already."""
+        again_at = self._compare_again_at
+        return again_at is not None and time.monotonic() >= again_at
 
     def thaw_confirmed(self) -> None:
         """Let partition() or finish() continue after the lease was renewed.

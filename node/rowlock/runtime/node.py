@@ -369,6 +369,8 @@ class Node:
         self.masters.thaw_confirmed()
         if self.attempts.needs_comparing:
             self.attempts.compare()
+        if self.masters.needs_comparing:
+            self.masters.compare()
 
     def _leave_if_done(self, now: float) -> None:
         if not self.host.draining or self._leaving:
