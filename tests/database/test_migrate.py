@@ -328,7 +328,7 @@ def test_a_table_in_use_is_waited_for_and_then_named(
 def test_a_reader_of_one_minute_is_waited_for() -> None:
     """As long as a backup or a report keeps a table; and at no time is anybody held up for a lease."""
     waits = migration.LOCK_SECONDS
-    assert sum(waits) + sum(migration.PAUSE_SHARE * wait for wait in waits[:-1]) > 60
+    assert sum(waits) + sum(migration.PAUSE_FACTOR * wait for wait in waits[:-1]) > 60
     settings = Settings()
     assert max(waits) < settings.lease_seconds - settings.beat_seconds
     assert waits[0] < settings.beat_seconds

@@ -38,7 +38,6 @@ from rowlock.runtime.messages import (
     Stopped,
 )
 from rowlock.runtime.pool import Executor, Pool
-from rowlock.runtime.work import ignore
 
 log = logging.getLogger(__name__)
 
