@@ -212,6 +212,15 @@ def test_a_session_does_not_take_over_defaults_that_would_break_the_protocol(
         assert setting(db, "TimeZone") == "UTC"
 
 
+def test_every_text_can_be_sent_whatever_the_environment_says(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+
+    with connect(database.dsn, application_name="test") as db:
+        assert db.execute("SELECT %s", ["Łódź …"]).fetchone() == ("Łódź …",)
+
+
 def test_a_stronger_promise_of_the_server_is_kept(database: Database) -> None:
     with database.connect() as admin:
         admin.execute(

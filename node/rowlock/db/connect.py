@@ -124,6 +124,7 @@ def connect(
         **DEFAULTS,
         **parameters_of(dsn),
         "application_name": application_name,
+        "client_encoding": "UTF8",  # or a name that PGCLIENTENCODING lacks would end the node
     }
     connection = None
     try:
