@@ -167,8 +167,9 @@ def test_json_has_whole_ids_and_utc_times(capsys: Captured) -> None:
         (
             psycopg.errors.InsufficientPrivilege("permission denied for function cancel"),
             (
-                "permission denied for function cancel: log in as a member of rowlock_admin or "
-                "rowlock_operator (rowlock_reader may read, rowlock_node may run a node)"
+                "permission denied for function cancel: log in as a member of rowlock_admin, who "
+                "may do all of it (rowlock_operator may not resolve, abandon or purge, rowlock_reader may "
+                "read, rowlock_node may run a node)"
             ),
             2,
         ),
