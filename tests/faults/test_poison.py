@@ -137,7 +137,7 @@ def test_a_plan_or_an_end_that_takes_its_nodes_along_is_given_up(
     """partition() or finish() takes its node along for the fifth time, as one does that fills the memory of its
     pod: the next master does not try it a sixth time, the execution is FAILED with the reason, and the node
     that says so runs others."""
-    kill = [step("kill_node")]
+    kill = [step("wait", fleet.path("go")), step("kill_node")]
     planning = call == "partition()"
     run = fleet.request(
         "fault.summed",
@@ -145,8 +145,11 @@ def test_a_plan_or_an_end_that_takes_its_nodes_along_is_given_up(
         plan=kill if planning else [],
         finish=[] if planning else kill,
     )
+    first = fleet.node("first")
+    status = "PLANNING" if planning else "FINISHING"
+    eventually(lambda: fleet.status(run) == status, f"{call} runs")
     fleet.rows("UPDATE rowlock.batch_job_coordination SET masters_lost = 4")
-    first = fleet.node("first", wait=False)
+    fleet.open("go")
     first.popen.wait(PATIENCE_SECONDS)
     second = fleet.node("second")
 

@@ -47,6 +47,16 @@ def test_nodes_go_on_at_the_promoted_replica(fleet: Fleet, pair: Pair) -> None:
     ended = fleet.request("fault.once", parts=[part("ended", step("wait", fleet.path("end")))])
     fleet.wait_started("ended")
     before = nodes[0].metrics()
+    eventually(
+        lambda: (
+            fleet.value(
+                "SELECT count(*) FROM rowlock.batch_partitions"
+                " WHERE starts_with(partition_key, 'q') AND status = 'COMPLETED'"
+            )
+            == 30
+        ),
+        "the short work is done: a claim that only the primary knew would be given again",
+    )
     pair.wait_caught_up()
     pair.cut()
     lost = fleet.request(parts=[part("lost", step("wait", fleet.path("never")))])
