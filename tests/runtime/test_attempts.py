@@ -175,11 +175,9 @@ def an_answer(*claims: Claim, **policy: Any) -> _Answer:
     )
 
 
-@pytest.fixture
-def desk() -> Generator[Desk]:
-    database, pool, board = Database(), FakePool(1), LeaseBoard.create(1)
-    board.extend(boottime_ns() + 10**12)
-    host = Host(
+def a_host(database: Database, board: LeaseBoard) -> Host:
+    """A registered node as its desks see it, over a database that the test answers for."""
+    return Host(
         settings=Settings(),
         registry=Registry(),
         metrics=NodeMetrics("default"),
@@ -189,6 +187,13 @@ def desk() -> Generator[Desk]:
         node_id=uuid4(),
         registered=True,
     )
+
+
+@pytest.fixture
+def desk() -> Generator[Desk]:
+    database, pool, board = Database(), FakePool(1), LeaseBoard.create(1)
+    board.extend(boottime_ns() + 10**12)
+    host = a_host(database, board)
     made = Desk(Attempts(host, cast(Any, pool), slots=1), database, pool, host)
     made.attempts.compare()
     database.take("claims_of").answer({})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from typing import Any, cast
 from uuid import uuid4
@@ -10,14 +9,9 @@ from uuid import uuid4
 import pytest
 
 from rowlock.protocol.model import Mastership, Progress
-from rowlock.registry import Registry
-from rowlock.runtime.host import Host
 from rowlock.runtime.masters import SUPERSEDED, Masters
-from rowlock.runtime.metrics import NodeMetrics
 from rowlock.runtime.watchdog import LeaseBoard, boottime_ns
-from rowlock.runtime.work import Work
-from rowlock.settings import Settings
-from tests.runtime.test_attempts import Database, FakePool
+from tests.runtime.test_attempts import Database, FakePool, a_host
 
 
 def test_a_mastership_that_was_taken_away_meanwhile_ends_a_beat_later(
@@ -27,16 +21,7 @@ def test_a_mastership_that_was_taken_away_meanwhile_ends_a_beat_later(
     which another master runs now. The second comparison must not wait for a sweep, a minute later."""
     database, pool, board = Database(), FakePool(1), LeaseBoard.create(1)
     board.extend(boottime_ns() + 10**12)
-    host = Host(
-        settings=Settings(),
-        registry=Registry(),
-        metrics=NodeMetrics("default"),
-        board=board,
-        work=cast(Work, database),
-        rng=random.Random(1),
-        node_id=uuid4(),
-        registered=True,
-    )
+    host = a_host(database, board)
     (executor,) = pool.executors
     masters = Masters(host, cast(Any, pool), cast(Any, executor), lambda _id, _progress: None)
     execution = uuid4()
