@@ -30,7 +30,7 @@ def test_idle_nodes_cost_one_statement_a_beat_and_many_claimers_do_not_queue(fle
         "each beat is one; sessions report what they did a second late"
     )
 
-    run = fleet.request(parts=parts(500))
+    run = fleet.request("fault.planned", params=fleet.plan(8000))
     waiting = looks = 0
 
     def is_over() -> bool:
@@ -40,8 +40,7 @@ def test_idle_nodes_cost_one_statement_a_beat_and_many_claimers_do_not_queue(fle
         return fleet.status(run) == "COMPLETED"
 
     eventually(is_over, "all of it is done")
-    # In a convoy nearly all of them do; now and then two meet at a counter or a node's row.
-    assert waiting <= 0.3 * looks + 1, f"{waiting} of {looks} busy sessions waited for a lock"
+    assert waiting <= 0.1 * looks + 1, f"{waiting} of {looks} busy sessions waited for a lock"
 
 
 def files(member: Member) -> int:
