@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -46,13 +46,17 @@ Anything = Any  # what a function of the Store takes and answers
 
 
 class _Named(Exception):
-    """Carries the name of the function of the Store that an operation calls first."""
+    """Carries the name of the function of the Store that an operation calls first, and how it is called."""
+
+    def __init__(self, name: str, arguments: dict[str, Anything]) -> None:
+        super().__init__(name)
+        self.arguments = arguments
 
 
 class _Store:
     def __getattr__(self, name: str) -> Callable[..., None]:
-        def called(*_: Anything, **__: Anything) -> None:
-            raise _Named(name)
+        def called(*_: Anything, **arguments: Anything) -> None:
+            raise _Named(name, arguments)
 
         return called
 
@@ -64,6 +68,8 @@ class Asked:
     name: str
     answer: Callable[[Anything], None]
     fail: Callable[[Exception], None] | None
+    arguments: dict[str, Anything]
+    """Those that it is called with by name."""
 
 
 @dataclass
@@ -81,7 +87,7 @@ class Database:
         try:
             run(_Store())
         except _Named as called:
-            self.asked.append(Asked(str(called), done, failed))
+            self.asked.append(Asked(str(called), done, failed, called.arguments))
 
     tell = ask
 
@@ -199,6 +205,50 @@ def desk() -> Generator[Desk]:
     database.take("claims_of").answer({})
     yield made
     board.close()
+
+
+def test_only_a_node_whose_masters_rest_as_well_is_idle(desk: Desk) -> None:
+    """partition() or finish() can take the node along, too, and with it what may not be lost once more."""
+    masters = Executor[Attempt](1, ready=True)
+    desk.pool.executors.append(masters)  # it has one slot: the last executor is the masters'
+    masters.work.append(cast(Any, object()))
+    desk.attempts.notice_work()
+    desk.turn()
+    beside = desk.database.take("complete_and_claim")
+    assert not desk.attempts.must_be_alone
+    beside.answer(an_answer())
+
+    masters.work.clear()
+    desk.attempts.notice_work()
+    desk.turn()
+    by_itself = desk.database.take("complete_and_claim")
+
+    assert (beside.arguments["idle"], by_itself.arguments["idle"]) == (False, True)
+
+
+def test_nothing_begins_beside_what_is_to_be_alone_or_may_be_on_its_way(desk: Desk) -> None:
+    held = [desk.attempts.must_be_alone]
+    desk.attempts.notice_work()
+    desk.turn()
+    held.append(desk.attempts.must_be_alone)
+    suspect = replace(a_claim(), alone=True)
+    desk.database.take("complete_and_claim").answer(an_answer(suspect))
+    desk.turn()
+    held.append(desk.attempts.must_be_alone)
+    (executor,) = desk.pool.executors
+    answer = Completed(attempt=executor.work[0].number, result="1", committed=False)
+    desk.attempts.on_message(executor, answer, time.monotonic())
+    held.append(desk.attempts.must_be_alone)
+
+    assert held == [False, True, True, False]
+
+    desk.attempts.notice_work()
+    desk.turn()
+    desk.database.take("complete_and_claim").answer(an_answer())
+    desk.attempts.notice_work()
+    desk.turn()
+    desk.fail("complete_and_claim", LockNotAvailable())
+    assert desk.attempts.must_be_alone, "the claim whose answer was lost may have brought one"
 
 
 def test_an_attempt_is_not_blamed_for_the_time_out_of_the_one_before_it(desk: Desk) -> None:

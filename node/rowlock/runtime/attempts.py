@@ -212,6 +212,8 @@ class Attempts:
         self._exchanging = False
         self._exchanges = 0
         """How many were begun."""
+        self._asked_idle = False
+        """The one under way may bring an attempt that is to be alone."""
         self._apart = False
         """After an error of the joint statement completions are sent alone."""
         self._singly = False
@@ -251,6 +253,19 @@ class Attempts:
         """
         waiting = self._live or self._settling or self._completed or self._exchanging
         return self._synced and not waiting
+
+    @property
+    def must_be_alone(self) -> bool:
+        """Whether nothing else may begin on this node.
+
+        It holds an attempt that is to be alone, or may do so: the answer of a claim is under way, or lost.
+        """
+        return not self._synced or self._asked_idle or self._holds_alone
+
+    @property
+    def _holds_alone(self) -> bool:
+        # It was claimed by an idle node: it is the only one.
+        return any(attempt.claim.alone for attempt in islice(self._live.values(), 1))
 
     @property
     def executions(self) -> set[UUID]:
@@ -366,16 +381,22 @@ class Attempts:
             completions=[completion for _, completion in batch],
             slots=slots,
             prefetch=prefetch,
-            idle=not self._live and not batch,
+            idle=not self._live and not batch and not self._runs_author_code,
             seed=self._host.rng.getrandbits(62),
             known=frozenset(self._facts),
             notices=self._notices,
         )
+        self._asked_idle = exchange.claims and exchange.idle
         self._host.work.ask(
             exchange.run,
             lambda answer: self._exchanged(exchange, batch, answer),
             lambda error: self._exchange_failed(exchange, batch, error),
         )
+
+    @property
+    def _runs_author_code(self) -> bool:
+        """Whether any executor does, that of the masters as well."""
+        return any(executor.work for executor in self._pool.executors)
 
     def _more_results_are_near(self, now: float) -> bool:
         """Whether results had better wait a moment, to share a transaction with the next ones."""
@@ -389,7 +410,7 @@ class Attempts:
     def _exchanged(
         self, exchange: _Exchange, batch: list[tuple[Attempt, Completion]], answer: _Answer
     ) -> None:
-        self._exchanging = False
+        self._exchanging = self._asked_idle = False
         self._apart = False
         self._singly = self._singly and bool(self._completed)
         for attempt, completion in batch:
@@ -411,7 +432,7 @@ class Attempts:
     def _exchange_failed(
         self, exchange: _Exchange, batch: list[tuple[Attempt, Completion]], error: Exception
     ) -> None:
-        self._exchanging = False
+        self._exchanging = self._asked_idle = False
         if exchange.node_id != self._host.node_id:
             self._give_up(batch)
         elif exchange.claims or not self._set_apart(batch, error):
@@ -430,8 +451,7 @@ class Attempts:
             synced=self._synced,
             lease_holds=self._host.lease_holds,
             draining=self._host.draining,
-            # An attempt that is to be alone was claimed by an idle node: it is the only one.
-            alone=any(a.claim.alone for a in islice(self._live.values(), 1)),
+            alone=self._holds_alone,
         ):
             return 0, 0
         free = sum(1 for executor in self._executors if executor.ready and not executor.work)

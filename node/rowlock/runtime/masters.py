@@ -131,9 +131,12 @@ class Masters:
         ]
         return min(times, default=None)
 
-    def turn(self, now: float) -> None:
-        """Do all that is due."""
-        if self.adoptable and self._is_free and not self._host.draining:
+    def turn(self, now: float, *, held: bool = False) -> None:
+        """Do all that is due.
+
+        :param held: an attempt is to be alone on this node: no author code may begin beside it.
+        """
+        if self.adoptable and self._is_free and not held and not self._host.draining:
             self.adopt(None)
         if self._driven and self._executor.is_failing:
             log.error(
@@ -148,7 +151,8 @@ class Masters:
             if master.finish_at is not None and now >= master.finish_at:
                 master.finish_at = None
                 self._calls.append((master, "finish"))
-        self._start_call()
+        if not held:
+            self._start_call()
 
     @property
     def _is_free(self) -> bool:

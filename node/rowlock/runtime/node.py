@@ -303,7 +303,7 @@ class Node:
         if now >= self._housekeeping_at:
             self._keep_house(now)
         self.attempts.turn(now)
-        self.masters.turn(now)
+        self.masters.turn(now, held=self.attempts.must_be_alone)
         self._pool.flush()
         self._leave_if_done(now)
 
