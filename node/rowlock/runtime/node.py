@@ -622,6 +622,7 @@ class Node:
         self.attempts.on_connected()
         if self.host.registered:
             self.masters.compare()
+            self._watch.reconnected()
 
     def _compare(self) -> None:
         self.attempts.compare()

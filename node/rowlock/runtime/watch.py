@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 COMPARE_SWEEPS: Final = 6
 """A node compares itself with the database at every sixth sweep, beside every new connection."""
+LATE_SECONDS_MAX: Final = 10.0
+"""How late a statement arrives that a lost connection still had under way: its system gives up after that
+(`tcp_user_timeout`)."""
 STRANDED_SWEEPS: Final = 3
 """...and looks for transactions whose claim is gone at every third, beside every removal."""
 PROMOTE_MAX: Final = 500
@@ -41,6 +44,14 @@ class Watch:
         self._busy: set[str] = set()
         self._sweeps = 0
         self._sweep_at = time.monotonic() + self._jittered_poll()
+        self._late_until: float | None = None
+
+    def reconnected(self) -> None:
+        """The work connection is another: a claim or an adoption of the one before may still come.
+
+        No comparison shows it before it has. So all sweeps compare until none can come any more.
+        """
+        self._late_until = time.monotonic() + LATE_SECONDS_MAX
 
     def look_failed(self) -> None:
         """A beat had no answer: the observation starts again."""
@@ -74,8 +85,10 @@ class Watch:
         self._sweep_at = now + self._jittered_poll()
         self._sweeps += 1
         self._recover()
-        if self._sweeps % COMPARE_SWEEPS == 0:
+        if self._sweeps % COMPARE_SWEEPS == 0 or self._late_until is not None:
             compare()
+        if self._late_until is not None and now >= self._late_until:
+            self._late_until = None
         if self._sweeps % STRANDED_SWEEPS == 0:
             self._end_stranded()
 
@@ -116,6 +129,14 @@ class Watch:
 
     def _seek_evidence(self, peer: UUID, beat: int) -> None:
         me = self._host.node_id
+        over = self._host.work.connection
+
+        def run(store: Store) -> Evident:
+            # It may have waited for its turn. Whatever has ended the connection that stood when the peer was found
+            # silent may have ended the peer's as well, which is not back yet. The next beats ask again.
+            if store.connection is not over:
+                return Evident(acted=False, moved=0, failed=0, freed=0)
+            return store.recover_by_evidence(me, peer, beat)
 
         def done(evident: Evident) -> None:
             if evident.acted:
@@ -130,7 +151,7 @@ class Watch:
                 )
                 self._end_stranded()
 
-        self._once(f"seek {peer}", lambda store: store.recover_by_evidence(me, peer, beat), done)
+        self._once(f"seek {peer}", run, done)
 
     def _recover(self) -> None:
         me = self._host.node_id

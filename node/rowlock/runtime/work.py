@@ -166,6 +166,11 @@ class Work(threading.Thread):
         self._put(Operation(run, done or ignore, None, limit_seconds or self._limit_seconds))
 
     @property
+    def connection(self) -> Connection | None:
+        """The open connection, if there is one."""
+        return self._link.connection
+
+    @property
     def waiting(self) -> int:
         """How many operations are not answered yet."""
         return len(self._queue) + len(self._put_off) + (self._running is not None)
