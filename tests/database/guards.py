@@ -337,9 +337,18 @@ def the_server_was_restarted_since(scene: Scene) -> None:
 def a_pooler_lends_its_connection(scene: Scene) -> None:
     told = scene.store.connection.info.backend_pid + 1
     row = scene.store.connection.execute(
-        "SELECT rowlock.connected(%s, 'beat', %s)", [scene.a_node(), told]
+        "SELECT rowlock.connected(%s, 'beat', %s, 1)", [scene.a_node(), told]
     ).fetchone()
     assert row == ("pooler",)
+
+
+def an_announcement_comes_late(scene: Scene) -> None:
+    node = scene.a_node()
+    first, _ = scene.connected(node)
+    scene.connected(node)
+    present = scene.node(node).beat_backend
+    first.connection.execute("SELECT rowlock.connected(%s, 'beat', pg_backend_pid(), 1)", [node])
+    assert scene.node(node).beat_backend == present
 
 
 def a_start_is_held_by_a_node_that_is_gone(scene: Scene) -> None:
@@ -1298,6 +1307,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         old="p_client_pid <> pg_backend_pid()",
         new="false",
         scenario=a_pooler_lends_its_connection,
+    ),
+    "connected: none takes the place of a later one": Mutant(
+        old="p_number > CASE", new="0 <= CASE", scenario=an_announcement_comes_late
     ),
     "_is_gone: only the server that knew it can miss it": Mutant(
         old="(p_backend).server_runs_since = rowlock._server_runs_since()",

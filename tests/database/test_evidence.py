@@ -253,7 +253,7 @@ def test_what_cannot_be_read_counts_as_alive(scene: Scene) -> None:
             [uuid4(), node, scene.beat_of(node)],
         ).fetchone()
         answer = db.execute(
-            "SELECT rowlock.connected(%s, 'beat', pg_backend_pid())", [node]
+            "SELECT rowlock.connected(%s, 'beat', pg_backend_pid(), 1)", [node]
         ).fetchone()
         db.rollback()
 
@@ -261,6 +261,49 @@ def test_what_cannot_be_read_counts_as_alive(scene: Scene) -> None:
     assert answer == ("unreadable",)
     assert scene.partition(claim).status == "CLAIMED"
     assert seek(scene, node).acted
+
+
+def test_a_service_without_a_checkpointer_to_be_seen_is_told_from_a_missing_right(
+    scene: Scene,
+) -> None:
+    """A grant would not help there, so none is advised."""
+    node, claim = scene.a_claim(scene.gone())
+    with psycopg.connect(scene.database.dsn) as db:
+        db.execute(
+            "CREATE OR REPLACE FUNCTION rowlock._server_runs_since() RETURNS timestamptz"
+            " LANGUAGE sql STABLE AS 'SELECT NULL::timestamptz'"
+        )
+        found = db.execute(
+            "SELECT acted FROM rowlock.recover_by_evidence(%s, %s, %s)",
+            [uuid4(), node, scene.beat_of(node)],
+        ).fetchone()
+        answer = db.execute(
+            "SELECT rowlock.connected(%s, 'beat', pg_backend_pid(), %s)", [node, 2**62]
+        ).fetchone()
+        told = db.execute(
+            "SELECT evidence FROM rowlock.nodes WHERE node_id = %s", [node]
+        ).fetchone()
+        db.rollback()
+
+    assert (found, answer, told) == ((False,), ("hidden",), ("hidden",))
+    assert scene.partition(claim).status == "CLAIMED"
+
+
+def test_an_announcement_that_comes_late_takes_the_place_of_none(scene: Scene) -> None:
+    """The network delivers it after the node has connected again. Taken for the present one, its backend, which the
+    server ends a moment later, would show a living node as gone."""
+    node, claim = scene.a_claim()
+    old_beat, old_work = scene.connected(node)
+    scene.connected(node)
+
+    for purpose, store in (("beat", old_beat), ("work", old_work)):
+        store.connection.execute(
+            "SELECT rowlock.connected(%s, %s, pg_backend_pid(), 1)", [node, purpose]
+        )
+    scene.cut(old_beat, old_work)
+
+    assert seek(scene, node) == NOTHING
+    assert scene.partition(claim).status == "CLAIMED"
 
 
 def test_the_next_backend_under_the_same_pid_is_another(scene: Scene) -> None:

@@ -444,6 +444,7 @@ def test_what_was_abandoned_is_never_restarted() -> None:
         ("off", "which it has switched off (ROWLOCK_EVIDENCE)"),
         ("pooler", "which its pooler hides"),
         ("unreadable", "GRANT pg_read_all_stats TO rowlock_owner"),
+        ("hidden", "which this database service does not show"),
     ],
 )
 def test_a_silent_node_without_evidence_is_said_to_take_longer(evidence: str, why: str) -> None:

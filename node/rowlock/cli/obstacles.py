@@ -251,6 +251,7 @@ _WITHOUT_EVIDENCE: Final = {
     "pooler": "; sooner only by evidence, which its pooler hides",
     "unreadable": "; sooner only by evidence, for which a superuser must GRANT pg_read_all_stats TO "
     "rowlock_owner",
+    "hidden": "; sooner only by evidence, which this database service does not show",
 }
 
 

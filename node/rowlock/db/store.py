@@ -124,7 +124,9 @@ class Store:
         """
         client_pid = self.connection.info.backend_pid if evidence else None
         answer: Evidence = self._value(
-            "SELECT rowlock.connected(%s, %s, %s)", (node, purpose, client_pid)
+            "SELECT rowlock.connected(%s, %s, %s, %s)",
+            # The clock that a process never sees go back numbers what it announces.
+            (node, purpose, client_pid, time.monotonic_ns()),
         )
         return answer
 

@@ -13,7 +13,7 @@ FIRST_STEP: Final = "main"
 
 Delivery: TypeAlias = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"]
 
-Evidence: TypeAlias = Literal["on", "off", "pooler", "unreadable"]
+Evidence: TypeAlias = Literal["on", "off", "pooler", "unreadable", "hidden"]
 """Whether the connections of a node can prove that it is gone, or why not."""
 
 

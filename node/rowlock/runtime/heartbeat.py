@@ -39,6 +39,8 @@ _WHY: Final[Mapping[Evidence, str]] = {
     " its loss, and that of others, is noticed here by silence only",
     "unreadable": "the owner of the schema may not see which backends live; a superuser can let it:"
     " GRANT pg_read_all_stats TO rowlock_owner",
+    "hidden": "this service does not show since when its server runs (no checkpointer in pg_stat_activity), and"
+    " nothing can be granted: the loss of nodes is noticed by silence only",
 }
 
 

@@ -37,9 +37,12 @@ CREATE TABLE batch_nodes (
     -- Of its two connections; NULL: not known, and then nobody can say that it is gone.
     beat_backend   backend,
     work_backend   backend,
+    beat_opened    bigint NOT NULL DEFAULT 0,     -- the number under which each was announced: later ones are higher
+    work_opened    bigint NOT NULL DEFAULT 0,
     -- Whether they can prove its death. off: it does not want that; pooler: they are not its own; unreadable:
-    -- the owner of these functions is no member of pg_read_all_stats
-    evidence       text NOT NULL DEFAULT 'off' CHECK (evidence IN ('on', 'off', 'pooler', 'unreadable')),
+    -- the owner of these functions is no member of pg_read_all_stats; hidden: it is, and this service shows no
+    -- checkpointer all the same
+    evidence       text NOT NULL DEFAULT 'off' CHECK (evidence IN ('on', 'off', 'pooler', 'unreadable', 'hidden')),
     removed_at     timestamptz,
     removed_reason text,
     recovered_at   timestamptz,                   -- removed, and no claim names it any more

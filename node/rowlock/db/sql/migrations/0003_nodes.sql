@@ -30,9 +30,11 @@ LANGUAGE sql STABLE
 AS $$ SELECT a.backend_start FROM pg_catalog.pg_stat_activity a WHERE a.backend_type = 'checkpointer' $$;
 
 -- A node has opened this connection, "beat" or "work". Answers what becomes of its evidence.
+-- The announcements of a node are numbered: one that was lost with its connection may arrive after the next.
 CREATE FUNCTION rowlock.connected(
     p_node uuid, p_purpose text,
-    p_client_pid integer  -- the backend's pid as the client was told it; NULL: no evidence is wanted
+    p_client_pid integer,  -- the backend's pid as the client was told it; NULL: no evidence is wanted
+    p_number bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
@@ -45,7 +47,8 @@ BEGIN
     v_evidence := CASE
         WHEN p_client_pid IS NULL THEN 'off'
         WHEN p_client_pid <> pg_backend_pid() THEN 'pooler'  -- guard: what a pooler lends and takes proves nothing
-        WHEN v_backend.started_at IS NULL OR v_backend.server_runs_since IS NULL THEN 'unreadable'
+        WHEN NOT pg_has_role('pg_read_all_stats', 'USAGE') THEN 'unreadable'
+        WHEN v_backend.started_at IS NULL OR v_backend.server_runs_since IS NULL THEN 'hidden'
         ELSE 'on' END;
     IF v_evidence <> 'on' THEN
         v_backend := NULL;
@@ -53,8 +56,12 @@ BEGIN
     UPDATE batch_nodes
     SET evidence = v_evidence,
         beat_backend = CASE p_purpose WHEN 'beat' THEN v_backend ELSE beat_backend END,
-        work_backend = CASE p_purpose WHEN 'work' THEN v_backend ELSE work_backend END
-    WHERE node_id = p_node AND status <> 'REMOVED';
+        work_backend = CASE p_purpose WHEN 'work' THEN v_backend ELSE work_backend END,
+        beat_opened = CASE p_purpose WHEN 'beat' THEN p_number ELSE beat_opened END,
+        work_opened = CASE p_purpose WHEN 'work' THEN p_number ELSE work_opened END
+    WHERE node_id = p_node AND status <> 'REMOVED'
+      -- guard: none takes the place of a later one
+      AND p_number > CASE p_purpose WHEN 'beat' THEN beat_opened ELSE work_opened END;
     RETURN v_evidence;
 END
 $$;

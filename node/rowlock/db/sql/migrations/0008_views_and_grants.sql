@@ -174,7 +174,7 @@ GRANT EXECUTE ON FUNCTION rowlock.now(), rowlock.server() TO rowlock_node, rowlo
 -- A node changes rows only through the moves of the protocol.
 GRANT EXECUTE ON FUNCTION
     rowlock.register(uuid, text, text, integer, jsonb, uuid, jsonb, text),
-    rowlock.connected(uuid, text, integer),
+    rowlock.connected(uuid, text, integer, bigint),
     rowlock.publish_contract(text, text, jsonb, jsonb, text),
     rowlock.beat(uuid, integer, boolean, jsonb, uuid[]),
     rowlock.notice_server(uuid),
