@@ -616,6 +616,14 @@ def a_removed_node_writes_a_checkpoint(scene: Scene) -> None:
         assert not scene.store.checkpoint(node, claim.id, claim.token, "1")
 
 
+def a_report_comes_late(scene: Scene) -> None:
+    node, claim = scene.a_claim()
+    for told in (1, 2, 1):
+        counters = f'{{"skipped": {told}, "told": [1, {told}]}}'
+        assert scene.store.report(node, [(claim.id, claim.token, counters)]) == {claim.id}
+    assert scene.partition(claim).counters["skipped"] == 2
+
+
 def an_old_attempt_writes_a_checkpoint(scene: Scene) -> None:
     node, old, _ = claimed_twice(scene)
     assert not scene.store.checkpoint(node, old.id, old.token, "1")
@@ -1460,6 +1468,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "report: a removed node reports nothing": Mutant(
         old="status <> 'REMOVED'", new="true", scenario=a_removed_node_reports
+    ),
+    "report: none takes the place of a later one": Mutant(
+        old="coalesce(s.counters -> 'told' > p.counters -> 'told', true)",
+        new="true",
+        scenario=a_report_comes_late,
     ),
     f"report: {TOKEN}": Mutant(
         old="p.claim_token = s.token", new="true", scenario=an_old_attempt_reports

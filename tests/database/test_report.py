@@ -63,6 +63,31 @@ def test_skipped_items_are_summed_over_partitions_nodes_and_attempts(scene: Scen
     assert skipped(scene, run) == 3
 
 
+def test_a_report_that_comes_late_takes_the_place_of_none(scene: Scene) -> None:
+    """It was put off, or the network delivers it after one that was sent over the next connection."""
+    run, node = scene.an_execution(1), scene.a_node()
+    (claim,) = scene.claim(node)
+    for told in (1, 2, 1):
+        assert report(scene, node, (claim, {"skipped": told, "told": [1, told]})) == {claim.id}
+
+    assert scene.partition(claim).counters["skipped"] == 2
+    assert skipped(scene, run) == 2
+    (row,) = views.partitions(scene.store.connection, run.id, limit=2)
+    assert row.counters == {"skipped": 2}
+
+
+def test_the_first_report_of_an_attempt_is_later_than_all_of_the_one_before(scene: Scene) -> None:
+    run, node = scene.an_execution(1), scene.a_node()
+    (first,) = scene.claim(node)
+    report(scene, node, (first, {"skipped": 5, "told": [1, 10]}))
+    scene.release(node, first)
+    (again,) = scene.claim(node)
+
+    report(scene, node, (again, {"skipped": 2, "told": [2, 1]}))
+
+    assert skipped(scene, run) == 2
+
+
 def test_a_report_needs_the_token_of_a_standing_claim(scene: Scene) -> None:
     node, claim = scene.a_claim()
     assert scene.store.report(node, [(claim.id, uuid4(), "{}")]) == set()

@@ -444,8 +444,15 @@ def test_progress_is_told_at_most_a_few_times_and_at_the_end() -> None:
     ctx = a_context(line)
     for done in range(1, 1001):
         ctx.progress(done, 1000)
-    assert line.told[0] == Progress(attempt=7, counters='{"done": 1, "total": 1000}')
-    assert line.told[-1] == Progress(attempt=7, counters='{"done": 1000, "total": 1000}')
+    first, last = line.told[0], line.told[-1]
+    assert isinstance(first, Progress)
+    assert isinstance(last, Progress)
+    assert json.loads(first.counters) == {"done": 1, "total": 1000, "told": [ctx.attempt, 1]}
+    assert json.loads(last.counters) == {
+        "done": 1000,
+        "total": 1000,
+        "told": [ctx.attempt, len(line.told)],
+    }
     assert len(line.told) < 50
 
 
@@ -669,9 +676,10 @@ def test_what_only_a_checkpoint_knows_is_reported_by_the_attempt_that_completes(
     }
     line = Line()
 
-    a_context(line, kept).check_end()
+    ctx = a_context(line, kept)
+    ctx.check_end()
 
-    assert counted(line) == {"skipped": 4, "skips": []}
+    assert counted(line) == {"skipped": 4, "skips": [], "told": [ctx.attempt, 1]}
 
 
 def test_a_skip_is_bounded_and_never_fails_itself() -> None:

@@ -269,13 +269,16 @@ class ExecutorContext(Fenced, Context[Any]):
 
     def _tell_progress(self) -> None:
         self._progress_at = time.monotonic()
-        self._line.tell(Progress(attempt=self._run.attempt, counters=self._counters.report()))
+        self._line.tell(Progress(attempt=self._run.attempt, counters=self._report()))
+
+    def _report(self) -> str:
+        return self._counters.report(self._run.attempt_number)
 
     def _report_skips(self) -> None:
         """Have it written before the completion is: what was left out is not to be lost."""
         if self._counters.is_reported:
             return
-        attempt, counters = self._run.attempt, self._counters.report()
+        attempt, counters = self._run.attempt, self._report()
         reply = self._line.ask(
             lambda number: Progress(request=number, attempt=attempt, counters=counters)
         )

@@ -28,6 +28,7 @@ class Counters:
         self._first = first or []
         # What a checkpoint has kept need not be in a report yet: its attempt may have died at once.
         self._reported = 0
+        self._told = 0
 
     @classmethod
     def of_checkpoint(cls, skips: Any) -> Counters:
@@ -65,13 +66,18 @@ class Counters:
             return None
         return json.dumps({"count": self.skipped, "first": self._first})
 
-    def report(self) -> str:
-        """All of it as JSON text, for people."""
+    def report(self, attempt: int) -> str:
+        """All of it as JSON text, for people; numbered, so that none that comes late takes the place of a later one.
+
+        Args:
+            attempt: The number of the attempt at its partition.
+        """
+        self._told += 1
         told: dict[str, Any] = {"done": self.done, "total": self.total}
         found = {name: value for name, value in told.items() if value is not None}
         if self.skipped:
             found |= {"skipped": self.skipped, "skips": self._first}
-        return json.dumps(found)
+        return json.dumps(found | {"told": [attempt, self._told]})
 
 
 def _shown(item: object) -> str:

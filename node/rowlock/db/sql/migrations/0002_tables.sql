@@ -209,7 +209,8 @@ CREATE TABLE batch_partitions (
     slice         jsonb NOT NULL,
     checkpoint    jsonb,
     result        jsonb,
-    -- For people: how far the attempt says it is (done, total), how many items were skipped, and the first of them.
+    -- For people: how far the attempt says it is (done, total), how many items were skipped, and the first of them;
+    -- and the number of what was told (see report).
     counters      jsonb,
     last_error    jsonb,
     -- What a person decided about a FAILED row: {how, by, why, at, result}. The row stays as it is; the

@@ -478,7 +478,8 @@ END
 $$;
 
 -- What attempts tell of themselves: `counters` takes the place of what was told before, so that it may be sent
--- twice. Returns the partitions whose claim stands.
+-- twice. It is numbered ("told": the attempt, and how often it has told), because it may also arrive late (see
+-- checkpoint). Returns the partitions whose claim stands.
 CREATE FUNCTION rowlock.report(p_node uuid, p_ids bigint[], p_tokens uuid[], p_counters jsonb[]) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
@@ -494,6 +495,8 @@ BEGIN
         SELECT * FROM unnest(p_ids, p_tokens, p_counters) AS s (id, token, counters)
     ), held AS MATERIALIZED (
         SELECT p.id, p.execution_id, p.step, s.counters,
+               -- guard: none takes the place of a later one
+               coalesce(s.counters -> 'told' > p.counters -> 'told', true) AS newer,
                coalesce((s.counters ->> 'skipped')::bigint, 0) - coalesce((p.counters ->> 'skipped')::bigint, 0) AS more
         FROM sent s JOIN batch_partitions p ON p.id = s.id
         WHERE p.id = ANY (p_ids)
@@ -502,15 +505,15 @@ BEGIN
         ORDER BY p.id FOR NO KEY UPDATE OF p
     ), written AS (
         UPDATE batch_partitions p SET counters = h.counters
-        FROM held h WHERE p.id = h.id AND p.id = ANY (p_ids)
-        RETURNING p.id
+        FROM held h WHERE p.id = h.id AND p.id = ANY (p_ids) AND h.newer
     ), counted AS (
         INSERT INTO batch_counts AS c (execution_id, step, node_id, skipped)
         SELECT h.execution_id, h.step, p_node, sum(h.more)
-        FROM held h GROUP BY h.execution_id, h.step HAVING sum(h.more) <> 0 ORDER BY h.execution_id, h.step
+        FROM held h WHERE h.newer
+        GROUP BY h.execution_id, h.step HAVING sum(h.more) <> 0 ORDER BY h.execution_id, h.step
         ON CONFLICT (execution_id, step, node_id) DO UPDATE SET skipped = c.skipped + excluded.skipped
     )
-    SELECT w.id FROM written w;
+    SELECT h.id FROM held h;  -- it, or a later one, is there
 END
 $$;
 

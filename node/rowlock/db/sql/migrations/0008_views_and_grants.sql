@@ -43,7 +43,7 @@ CREATE VIEW rowlock.partitions AS
 SELECT p.id, p.execution_id, p.step, p.partition_key, p.status, p.assigned_node, n.name AS node_name,
        p.claim_token, p.claims, p.failures, p.lost, p.alone, p.delivery, p.ready, p.available_at, p.weight,
        p.slice, p.checkpoint, p.result, p.last_error, p.claimed_at, p.started_at, p.ended_at, p.resolution,
-       p.counters
+       p.counters - 'told' AS counters
 FROM rowlock.batch_partitions p
 LEFT JOIN rowlock.batch_nodes n ON n.node_id = p.assigned_node;
 
