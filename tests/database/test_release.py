@@ -45,6 +45,23 @@ def test_an_unstarted_at_most_once_claim_goes_back_with_its_start(scene: Scene) 
     assert scene.start_of(again).claim_token == again.token
 
 
+def test_a_process_that_died_before_author_code_began_is_a_failure_of_what_is_handed_back(
+    scene: Scene,
+) -> None:
+    """Counted, because work that kills one process after the other is not handed back for ever. Told twice, once."""
+    node, claim = scene.a_claim(delivery=AT_MOST_ONCE)
+    pair = [(claim.id, claim.token)]
+
+    for _ in range(2):
+        answer = scene.store.release(node, pair, unstarted=True, died=True)
+        assert answer == {claim.id: "released"}
+
+    (again,) = scene.claim(node)
+    assert (again.failures, again.claims) == (1, 2)
+    scene.release(node, again, unstarted=True)
+    assert scene.partition(claim).failures == 1
+
+
 def test_a_late_hand_back_does_not_delete_the_next_start(scene: Scene) -> None:
     node, claim = scene.a_claim(delivery=AT_MOST_ONCE)
     scene.release(node, claim, unstarted=True)

@@ -297,6 +297,26 @@ def test_the_time_that_an_attempt_is_frozen_is_not_running_time(
     assert executor.killed
 
 
+@pytest.mark.parametrize(
+    "deaths, outcome", [(0, "release"), (3, "release"), (4, "fail")], ids=["none", "3", "4"]
+)
+def test_processes_that_died_are_counted_and_not_how_often_work_was_handed_back(
+    desk: Desk, deaths: int, outcome: str
+) -> None:
+    """AT_MOST_ONCE work that kills five processes before author code begins is given up. How often it was claimed
+    says nothing: a node that drains, or an execution that is suspended, hands it back as well."""
+    (executor,) = desk.pool.executors
+    desk.claimed(replace(a_claim(delivery="AT_MOST_ONCE"), claims=9, failures=deaths))
+    work = list(executor.work)
+    executor.work.clear()
+
+    desk.attempts.on_executor_end(work, "killed by SIGSEGV", time.monotonic(), killed=False)
+
+    told = desk.database.take(outcome).arguments
+    assert told.get("died", False) is (outcome == "release")
+    assert told.get("kind", "unstarted") == "unstarted"
+
+
 def test_an_attempt_that_killed_its_executor_is_blamed(desk: Desk) -> None:
     (executor,) = desk.pool.executors
     desk.claimed(a_claim())

@@ -304,14 +304,23 @@ class Store:
         )
 
     def release(
-        self, node: UUID, claims: Sequence[tuple[int, UUID]], *, unstarted: bool
+        self,
+        node: UUID,
+        claims: Sequence[tuple[int, UUID]],
+        *,
+        unstarted: bool,
+        died: bool = False,
     ) -> dict[int, str]:
-        """Hand claims back; for each id 'released', 'cancelled', 'completed' or 'lost'."""
+        """Hand claims back; for each id 'released', 'cancelled', 'kept', 'completed' or 'lost'.
+
+        :param unstarted: author code has not begun.
+        :param died: because the process that was to run it died, which counts as a failure.
+        """
         ids = [partition for partition, _ in claims]
         tokens = [token for _, token in claims]
         cursor = self.connection.execute(
-            "SELECT id, outcome FROM rowlock.release(%s, %s::bigint[], %s::uuid[], %s)",
-            (node, ids, tokens, unstarted),
+            "SELECT id, outcome FROM rowlock.release(%s, %s::bigint[], %s::uuid[], %s, %s)",
+            (node, ids, tokens, unstarted, died),
         )
         return dict(cursor.fetchall())
 

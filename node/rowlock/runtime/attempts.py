@@ -73,9 +73,9 @@ both would wait for as long as there is other work (tried: a lost partition came
 FACTS_MAX: Final = 64
 BEGUN_MAX: Final = 100_000
 """How many AT_MOST_ONCE starts a node remembers: what it starts while a replica falls behind."""
-UNSTARTED_CLAIMS_MAX: Final = 5
-"""After so many claims AT_MOST_ONCE work is not handed back once more whose process died before author code
-could begin: what kills it is its slice, and it would take one process after the other for ever."""
+UNSTARTED_DEATHS_MAX: Final = 5
+"""So many processes may die with AT_MOST_ONCE work before author code could begin; then it is not handed back once
+more: what kills them is its slice, and it would take one after the other for ever."""
 FROZEN_SECONDS_MAX: Final = 600.0
 """How long frozen work waits for the database before it is given up."""
 INFRASTRUCTURE_DELAY_SECONDS: Final = 1.0
@@ -712,7 +712,7 @@ class Attempts:
         if attempt.orphan or ending is Ending.LOST:
             self._forget(attempt)
         elif not attempt.began and not _kills_by_its_slice(attempt):
-            self._release([attempt], unstarted=True)
+            self._release([attempt], unstarted=True, died=_ended_by_itself(attempt))
         elif ending not in {None, Ending.TIMEOUT} and not claim.at_most_once:
             self._release([attempt], unstarted=False)
         else:
@@ -796,7 +796,7 @@ class Attempts:
             ),
         )
 
-    def _release(self, attempts: list[Attempt], *, unstarted: bool) -> None:
+    def _release(self, attempts: list[Attempt], *, unstarted: bool, died: bool = False) -> None:
         node_id = attempts[0].node_id
         claims = [(attempt.claim.id, attempt.claim.token) for attempt in attempts]
         for attempt in attempts:
@@ -808,7 +808,7 @@ class Attempts:
                 self._settled(attempt, outcomes.get(attempt.claim.id, "lost"))
 
         self._host.work.tell(
-            lambda store: store.release(node_id, claims, unstarted=unstarted), done
+            lambda store: store.release(node_id, claims, unstarted=unstarted, died=died), done
         )
 
     def _stopped(self, attempt: Attempt) -> None:
@@ -1103,11 +1103,17 @@ class Attempts:
                 attempt.stop_by = min(attempt.stop_by, by)
 
 
+def _ended_by_itself(attempt: Attempt) -> bool:
+    """Whether its executor died of it, and not of what this node had decided."""
+    return attempt.ending in {None, Ending.TIMEOUT}
+
+
 def _kills_by_its_slice(attempt: Attempt) -> bool:
     """Whether AT_MOST_ONCE work has cost one process after the other without ever beginning."""
-    by_itself = attempt.ending in {None, Ending.TIMEOUT}
-    claim = attempt.claim
-    return claim.at_most_once and by_itself and claim.claims >= UNSTARTED_CLAIMS_MAX
+    # Before it has begun, such a death is the only failure that it can have.
+    deaths = attempt.claim.failures + 1
+    at_most_once = attempt.claim.at_most_once
+    return at_most_once and _ended_by_itself(attempt) and deaths >= UNSTARTED_DEATHS_MAX
 
 
 def _counted_as(attempt: Attempt, outcome: str) -> str:

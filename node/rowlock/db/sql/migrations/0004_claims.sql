@@ -380,9 +380,12 @@ END
 $$;
 
 -- Hand claims back. AT_MOST_ONCE rows only with p_unstarted, which says that author code did not
--- begin; their start is deleted by the same statement. Answers 'released', 'cancelled', 'kept' (a
+-- begin; their start is deleted by the same statement. p_died says that it did not because the process that
+-- was to run it died: a failure. Answers 'released', 'cancelled', 'kept' (a
 -- started AT_MOST_ONCE claim, which stands), 'completed' (by this token, before) or 'lost'.
-CREATE FUNCTION rowlock.release(p_node uuid, p_ids bigint[], p_tokens uuid[], p_unstarted boolean)
+CREATE FUNCTION rowlock.release(
+    p_node uuid, p_ids bigint[], p_tokens uuid[], p_unstarted boolean, p_died boolean DEFAULT false
+)
 RETURNS TABLE (id bigint, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
@@ -417,7 +420,7 @@ BEGIN
                      THEN 'PENDING'
                      ELSE 'CANCELLED' END,  -- guard: nothing becomes PENDING in an execution that ends
             assigned_node = CASE WHEN r.execution_status <> 'RUNNING' THEN p.assigned_node END,
-            ready = true, available_at = v_now, started_at = NULL,
+            ready = true, available_at = v_now, started_at = NULL, failures = p.failures + p_died::integer,
             ended_at = CASE WHEN r.execution_status <> 'RUNNING' THEN v_now END
         WHERE p.id = r.id;
         IF r.delivery = 'AT_MOST_ONCE' THEN

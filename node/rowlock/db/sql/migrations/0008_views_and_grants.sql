@@ -187,7 +187,7 @@ GRANT EXECUTE ON FUNCTION
     rowlock.claim(uuid, integer, integer, boolean, bigint),
     rowlock.complete(uuid, bigint[], uuid[], jsonb[]),
     rowlock.fail(uuid, bigint, uuid, jsonb, text, double precision),
-    rowlock.release(uuid, bigint[], uuid[], boolean),
+    rowlock.release(uuid, bigint[], uuid[], boolean, boolean),
     rowlock.checkpoint(uuid, bigint, uuid, jsonb),
     rowlock.report(uuid, bigint[], uuid[], jsonb[]),
     rowlock.acquire_lock(uuid, bigint, uuid, text, bigint),
