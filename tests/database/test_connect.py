@@ -244,6 +244,9 @@ def test_the_server_notices_a_client_that_vanished(database: Database) -> None:
             *("5", "2"),
         )
         assert setting(db, "tcp_keepalives_count") == "3"
+        # In a statement, and with an answer on its way, keepalives do not help.
+        assert setting(db, "client_connection_check_interval") == "2s"
+        assert setting(db, "tcp_user_timeout") == "10000"
 
 
 def test_an_idle_transaction_is_ended_by_the_server(database: Database) -> None:

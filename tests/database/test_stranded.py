@@ -5,9 +5,11 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from rowlock.protocol.model import Claim
 from tests.support.builders import Run, Scene, a_policy
@@ -131,6 +133,31 @@ def test_sessions_of_a_login_that_the_node_may_not_end_are_left_to_themselves(al
         alone.remove(node)
 
         assert stranded(alone) == []
+
+
+def test_sessions_of_a_login_that_was_granted_to_that_of_the_nodes_are_ended(alone: Scene) -> None:
+    """That is what a login of its own for authors' transactions needs."""
+    name = f"work_{uuid4().hex[:8]}"
+    work = sql.Identifier(name)
+    nodes = sql.Identifier(alone.database.cluster.login("rowlock_node"))
+    node, claim = alone.a_claim()
+    make = "CREATE ROLE {} LOGIN PASSWORD 'secret' IN ROLE rowlock_node"
+    alone.admin.execute(sql.SQL(make).format(work))
+    try:
+        dsn = make_conninfo(alone.database.dsn, user=name, password="secret")
+        with psycopg.connect(dsn) as db:
+            db.execute("SELECT rowlock.fence_open(%s, %s)", [claim.id, claim.token])
+            alone.remove(node)
+            assert stranded(alone) == []
+
+            alone.admin.execute(sql.SQL("GRANT {} TO {}").format(work, nodes))
+
+            assert stranded(alone) == [db.info.backend_pid]
+            assert alone.store.end_stranded() == 1
+            wait_until(lambda: stranded(alone) == [])
+            db.close()
+    finally:
+        alone.admin.execute(sql.SQL("DROP ROLE {}").format(work))
 
 
 def test_names_that_only_look_like_ours_stop_nothing(alone: Scene) -> None:

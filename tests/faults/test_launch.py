@@ -1,13 +1,9 @@
 """Launches: a stranger's module, races between launchers, and launchers that come or leave."""
 
 import json
-import secrets
 import signal
 from pathlib import Path
 from uuid import UUID
-
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, eventually
@@ -179,26 +175,14 @@ def test_a_node_without_a_database_tries_again_until_there_is_one(private_fleet:
 def test_a_work_role_needs_only_the_fence(fleet: Fleet) -> None:
     """ROWLOCK_WORK_DSN with a role that may call the fence and write business rows, and nothing else
     of rowlock's: both forms of ctx.transaction(), and that of finish(), work."""
-    role = f"work_{secrets.token_hex(4)}"
-    with fleet.database.connect() as db:
-        grant = (
-            "CREATE ROLE {0} LOGIN PASSWORD 'secret'; GRANT USAGE ON SCHEMA rowlock TO {0};"
-            " GRANT EXECUTE ON FUNCTION rowlock.fence_open, rowlock.fence_open_finish,"
-            " rowlock.fence_arm TO {0}"
-        )
-        db.execute(sql.SQL(grant).format(sql.Identifier(role)))
-    try:
-        dsn = make_conninfo(fleet.database.dsn, user=role, password="secret")
-        node = fleet.node("one", work_dsn=dsn)
+    with fleet.work_login() as work_dsn:
+        node = fleet.node("one", work_dsn=work_dsn)
         run = fleet.request(
             "fault.summed",
             parts=[part("a", step("chunks", {"items": 9, "size": 4})), part("b", step("rows", 3))],
         )
         fleet.wait(run)
         assert fleet.value("SELECT count(*) FROM fleet.effects") == 9 + 3 + 1
-        users = fleet.rows("SELECT usename FROM pg_stat_activity WHERE usename = %s", role)
+        users = fleet.rows("SELECT FROM pg_stat_activity WHERE usename ^@ 'work_'")
         assert users, "the executors use it"
         assert node.terminate_and_wait() == 0
-    finally:
-        with fleet.database.connect() as db:
-            db.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))

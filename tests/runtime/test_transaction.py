@@ -1035,13 +1035,17 @@ def test_nothing_of_the_session_reaches_the_next_attempt(as_superuser: Work) -> 
                 " current_setting('default_transaction_read_only'), current_user = session_user,"
                 " (SELECT count(*) FROM pg_listening_channels()),"
                 " (SELECT count(*) FROM pg_cursors WHERE is_holdable),"
-                " current_setting('idle_in_transaction_session_timeout')"
+                " current_setting('idle_in_transaction_session_timeout'),"
+                " current_setting('client_connection_check_interval')"
             ).fetchone()
         return repr(row)
 
     answer = work.run(tidy)
     assert isinstance(answer, Completed)
-    assert json.loads(answer.result or "") == "('\"$user\", public', None, 'on', True, 0, 0, '0')"
+    assert (
+        json.loads(answer.result or "")
+        == "('\"$user\", public', None, 'on', True, 0, 0, '0', '2s')"
+    )
     assert pids[0] == pids[1]  # the connection itself is kept
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, LiteralString, NoReturn, cast
 
 import rowlock
 from rowlock.runtime.processes import MARK_VARIABLE
@@ -348,6 +348,15 @@ class Acts:
             self._ledger.write("in_transaction")
             if self.ctx.attempt == 1:
                 self.wait(path)
+
+    def locked_statement(self, statement: LiteralString) -> None:
+        """The same, but what keeps it in the first attempt is this statement."""
+        with self.ctx.transaction() as db:
+            db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._key,))
+            self._insert(db, 0)
+            self._ledger.write("in_transaction")
+            if self.ctx.attempt == 1:
+                db.execute(statement)
 
     def locked(self, how: dict[str, Any]) -> None:
         """Hold the lock `name`, if it is free within `timeout`, for `seconds` or until there is the file

@@ -37,6 +37,8 @@ from typing import Any, Final, LiteralString, Self
 from uuid import UUID
 
 import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import namedtuple_row
 
 from rowlock.db.store import Store
@@ -54,6 +56,7 @@ from tests.support.fault_jobs import (
     Summed,
     Work,
 )
+from tests.support.netns import Machine
 from tests.support.postgres import Database
 from tests.support.supervisor import environment, is_alive, send, state
 from tests.support.waiting import wait_until
@@ -108,6 +111,8 @@ class Member:
         self.fleet = fleet
         self.name = name
         self.slots = slots
+        self.host = "127.0.0.1"
+        """Where its metrics and probes are asked for."""
         self.mark = f"{fleet.mark}.{secrets.token_hex(4)}"
         self.log_path = fleet.folder / f"{name}-{self.mark[-8:]}.log"
         self.out_path = self.log_path.with_suffix(".out")
@@ -167,7 +172,7 @@ class Member:
 
     def metrics(self) -> dict[str, float]:
         """Its metrics, by name with labels as Prometheus writes them."""
-        url = f"http://127.0.0.1:{self.http_port}/metrics"
+        url = f"http://{self.host}:{self.http_port}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:
             text = answer.read().decode()
         pairs = re.findall(r"^([a-z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
@@ -186,7 +191,7 @@ class Member:
 
     def probe(self, path: str) -> tuple[int, str]:
         """What a probe gets: status and text."""
-        url = f"http://127.0.0.1:{self.http_port}{path}"
+        url = f"http://{self.host}:{self.http_port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 return answer.status, answer.read().decode().strip()
@@ -503,6 +508,7 @@ class Fleet:
         jobs: str = JOBS,
         wait: bool = True,
         failpoint: str | None = None,
+        machine: Machine | None = None,
         **env: str | float,
     ) -> NodeProcess:
         """Start a node.
@@ -514,14 +520,18 @@ class Fleet:
             jobs: The module of jobs that it imports.
             wait: Until it has registered.
             failpoint: Where it dies or stands still; see `failpoints`.
+            machine: Where it runs; None is here.
             env: Settings by the names of `Settings`, or whole environment variables in capitals.
         """
         argv = [
+            *(machine.inside if machine else []),
             *_rowlock(failpoint, env),
             *("node", "--name", name, "--slots", str(slots)),
             *("--pool", pool, "--import", jobs, "--http", "0", "--log-format", "json"),
         ]
         node = NodeProcess(self, name, slots, argv, self._environment(env))
+        if machine is not None:
+            node.host = machine.address
         self.members.append(node)
         return node.wait_registered() if wait else node
 
@@ -604,6 +614,24 @@ class Fleet:
         for key, value in {**self.settings, **env}.items():
             found[key if key.isupper() else f"ROWLOCK_{key.upper()}"] = str(value)
         return found
+
+    @contextmanager
+    def work_login(self) -> Generator[str]:
+        """The connection string of a login that may do no more than author code must, and that no node may
+        speak for. It goes with the block."""
+        role = f"work_{secrets.token_hex(4)}"
+        with self.database.connect() as db:
+            grant = (
+                "CREATE ROLE {0} LOGIN PASSWORD 'secret'; GRANT USAGE ON SCHEMA rowlock TO {0};"
+                " GRANT EXECUTE ON FUNCTION rowlock.fence_open, rowlock.fence_open_finish,"
+                " rowlock.fence_arm TO {0}"
+            )
+            db.execute(sql.SQL(grant).format(sql.Identifier(role)))
+        try:
+            yield make_conninfo(self.database.dsn, user=role, password="secret")
+        finally:
+            with self.database.connect() as db:
+                db.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))
 
     # -- executions ----------------------------------------------------------------------------
 

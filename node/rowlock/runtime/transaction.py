@@ -25,6 +25,7 @@ from psycopg.rows import TupleRow, tuple_row
 
 from rowlock.db.connect import (
     DEFAULTS,
+    NOBODY_WAITS,
     describe,
     ended_after,
     first_line,
@@ -49,16 +50,21 @@ _OPEN_PARTITION: Final = "BEGIN READ WRITE; SELECT rowlock.fence_open(%s, %s)"
 _OPEN_FINISH: Final = "BEGIN READ WRITE; SELECT rowlock.fence_open_finish(%s, %s)"
 _ARM_AND_COMMIT: Final = "SELECT 1 / rowlock.fence_arm(%s, %s, %s::jsonb)::integer; COMMIT"
 # What a session can carry into the next attempt, temporary tables and advisory locks included.
-_RESET: Final = (
+_RESET: Final[LiteralString] = (
     "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; SELECT pg_advisory_unlock_all(); "
-    "CLOSE ALL; UNLISTEN *; DISCARD TEMP"
+    f"CLOSE ALL; UNLISTEN *; DISCARD TEMP; SELECT {NOBODY_WAITS}"
 )
-_WHOSE_SESSION: Final = "SELECT pg_backend_pid(), current_setting('default_transaction_read_only')"
+# Behind a pooler it is a stranger's, in which nothing is set.
+_WHOSE_SESSION: Final[LiteralString] = (
+    "SELECT pg_backend_pid(), current_setting('default_transaction_read_only'),"
+    f" CASE WHEN pg_backend_pid() = %s THEN {NOBODY_WAITS} END"
+)
 _SESSION_OPTIONS: Final = (
     "-c default_transaction_read_only=on "
     # A transaction lasts as long as its claim; only the loss of that, or a time-out, ends it.
     "-c idle_in_transaction_session_timeout=0 "
-    # Of a machine that vanished the server would keep the author's locks for two hours.
+    # Of a machine that vanished the server would keep the author's locks for two hours. No
+    # tcp_user_timeout: it would also end the session of an author who takes long to read a large result.
     "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"
 )
 
@@ -293,12 +299,13 @@ class WorkSession:
         try:
             connection = self._connection = _opened(self._dsn)
             with ended_after(connection):
-                row = connection.execute(_WHOSE_SESSION, prepare=False).fetchone()
+                told = [connection.info.backend_pid]
+                row = connection.execute(_WHOSE_SESSION, told, prepare=False).fetchone()
         except psycopg.Error as error:
             self.close()
             raise Unavailable(f"work {describe(self._dsn)}: {first_line(error)}") from error
         assert row is not None, "a SELECT without FROM has one row"
-        pid, read_only = row
+        pid, read_only, _ = row
         if read_only != "on":
             self.close()
             raise UsageError(
