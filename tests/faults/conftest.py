@@ -64,6 +64,6 @@ def pytest_runtest_makereport(
         report.sections.append(("seed", f"{SEED_VARIABLE}={arguments['seed']}"))
     for value in arguments.values():
         if report.failed and isinstance(value, Fleet):
-            story = value.tell() if report.when == "call" else value.story
+            story = value.story if report.when == "teardown" else value.tell()
             report.sections.append(("nodes", story))
     return report

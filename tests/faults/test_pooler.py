@@ -6,6 +6,7 @@ from collections.abc import Generator
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from rowlock_operator.database import Database
 from tests.support.fault_jobs import part, parts, step
@@ -116,6 +117,38 @@ def test_a_node_whose_transactions_could_not_be_fenced_refuses_to_start(
     assert "ROWLOCK_WORK_DSN" in told
     assert "default_transaction_read_only" in told
     assert not fleet.rows("SELECT FROM rowlock.batch_nodes")
+
+
+def test_transactions_are_fenced_in_sessions_that_are_reset_after_each(fleet: Fleet) -> None:
+    """The pooler takes away whatever was SET in a session before another gets it; that it is read-only by default
+    must be the login's own, then. (What the pooler SETs itself when it connects is gone after one transaction:
+    the attempt fails and says so. It does not go on unfenced.)"""
+    program("pgbouncer")
+    login = fleet.database.cluster.login("rowlock_reader")
+    for statement in (
+        "ALTER ROLE {} IN DATABASE {} SET default_transaction_read_only = on",
+        "GRANT EXECUTE ON FUNCTION rowlock.fence_open, rowlock.fence_arm TO {}",
+    ):
+        with fleet.database.connect() as db:
+            names = sql.Identifier(login), sql.Identifier(fleet.database.name)
+            db.execute(sql.SQL(statement).format(*names))
+    with PgBouncer(fleet.database, server_reset_query_always=1) as pooler:
+        dsn = pooler.dsn_as("rowlock_node")
+        node = fleet.node(
+            "fenced", wait=False, ROWLOCK_DSN=dsn, ROWLOCK_WORK_DSN=pooler.dsn_as("rowlock_reader")
+        )
+        node.wait_registered()
+        work = step("chunks", {"items": 20, "size": 5})
+        fleet.wait(fleet.request(parts=[part("fenced", work)]))
+        node.stop()
+
+        fleet.node(
+            "not", wait=False, ROWLOCK_DSN=dsn, ROWLOCK_WORK_DSN=pooler.work_dsn_as("rowlock_node")
+        )
+        run = fleet.request("fault.once", parts=[part("not", work)])
+        fleet.wait(run, "FAILED")
+        (row,) = fleet.rows_of(run)
+        assert "not read-only by default" in row.last_error["message"]
 
 
 def test_a_login_whose_defaults_could_lose_a_claim_is_refused_behind_a_pooler(

@@ -1049,6 +1049,27 @@ def test_nothing_of_the_session_reaches_the_next_attempt(as_superuser: Work) -> 
     assert pids[0] == pids[1]  # the connection itself is kept
 
 
+def test_a_session_that_is_not_read_only_any_more_gets_no_transaction(work: Work) -> None:
+    """Somebody has SET that: the author, or behind a pooler whoever had the session before. What follows a COMMIT of the
+    author's could be written there. The next attempt has a session of its own."""
+
+    def author(ctx: rowlock.Context[None]) -> str:
+        for _ in chunks(ctx, 2, size=1):
+            with ctx.transaction() as db:
+                db.execute("INSERT INTO public.ledger VALUES (%s)", [ctx.attempt])
+                if ctx.attempt == 1:
+                    db.execute("SET default_transaction_read_only = off")
+        return "done"
+
+    answer = work.run(author)
+    assert isinstance(answer, Failed)
+    assert error_of(answer)["type"] == "rowlock.errors.UsageError"
+    assert "not read-only by default" in error_of(answer)["message"]
+    assert work.ledger() == [1], "the first chunk stands"
+
+    assert isinstance(work.run(author, attempt_number=2), Completed)
+
+
 def test_a_failed_attempt_costs_its_connection(work: Work) -> None:
     pids: list[int] = []
 

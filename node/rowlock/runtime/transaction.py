@@ -46,8 +46,15 @@ _CONFLICTS: Final = frozenset({"40001", "40P01"})  # somebody touched the row th
 
 # Each statement is one message of the simple protocol, and so one round trip. A failed SELECT ends
 # the message: the COMMIT behind an arming that found no fence row (0) is never reached.
-_OPEN_PARTITION: Final = "BEGIN READ WRITE; SELECT rowlock.fence_open(%s, %s)"
-_OPEN_FINISH: Final = "BEGIN READ WRITE; SELECT rowlock.fence_open_finish(%s, %s)"
+# The opening tells the session's default each time: behind a pooler every transaction may be in another session.
+_OPEN_PARTITION: Final = (
+    "BEGIN READ WRITE; "
+    "SELECT rowlock.fence_open(%s, %s), current_setting('default_transaction_read_only')"
+)
+_OPEN_FINISH: Final = (
+    "BEGIN READ WRITE; "
+    "SELECT rowlock.fence_open_finish(%s, %s), current_setting('default_transaction_read_only')"
+)
 _ARM_AND_COMMIT: Final = "SELECT 1 / rowlock.fence_arm(%s, %s, %s::jsonb)::integer; COMMIT"
 # What a session can carry into the next attempt, temporary tables and advisory locks included.
 _RESET: Final[LiteralString] = (
@@ -168,7 +175,8 @@ class WorkSession:
 
         Raises:
             Unavailable: The database cannot be reached.
-            UsageError: The database is not rowlock's, or its role may not use the fence.
+            UsageError: The database is not rowlock's, its role may not use the fence, or the session is not
+                read-only by default.
             psycopg.Error: With SQLSTATE `CLAIM_GONE`: the claim does not stand any more.
         """
         self._used = True
@@ -176,7 +184,7 @@ class WorkSession:
             kept = self._connection
             connection = kept or self._connect()
             try:
-                self._fence_id = _open_fence(connection, fence)
+                self._fence_id, read_only = _open_fence(connection, fence)
             except psycopg.Error as error:
                 if error.sqlstate == CLAIM_GONE:
                     self.rollback()
@@ -187,6 +195,7 @@ class WorkSession:
                 # A kept connection may have died since (a restart of the server); nothing was
                 # written yet, so one fresh connection is tried.
             else:
+                self._require(read_only)
                 return connection
 
     def check(self) -> None:
@@ -306,17 +315,21 @@ class WorkSession:
             raise Unavailable(f"work {describe(self._dsn)}: {first_line(error)}") from error
         assert row is not None, "a SELECT without FROM has one row"
         pid, read_only, _ = row
-        if read_only != "on":
-            self.close()
-            raise UsageError(
-                "the work connection is not read-only by default, so an author's COMMIT could not "
-                "be refused: a pooler ignored its start-up options. Let ROWLOCK_WORK_DSN name a pool "
-                "whose connect_query is SET default_transaction_read_only = on, or a login with that "
-                "setting (ALTER ROLE), or the server without the pooler"
-            )
+        self._require(read_only)
         if pid != connection.info.backend_pid:
             prepare_nothing(connection)
         return connection
+
+    def _require(self, read_only: str) -> None:
+        if read_only == "on":
+            return
+        self.close()
+        raise UsageError(
+            "the work connection is not read-only by default, so an author's COMMIT could not "
+            "be refused: a pooler ignored its start-up options, or somebody has SET it otherwise in "
+            "this session. Let ROWLOCK_WORK_DSN name a login of its own (ALTER ROLE … SET "
+            "default_transaction_read_only = on), or the server without the pooler"
+        )
 
 
 def check_work_database(dsn: str) -> None:
@@ -379,13 +392,14 @@ def _cut_off_copies() -> None:
 os.register_at_fork(after_in_child=_cut_off_copies)
 
 
-def _open_fence(connection: WorkConnection, fence: Fence) -> int:
+def _open_fence(connection: WorkConnection, fence: Fence) -> tuple[int, str]:
+    """The id of the fence, and whether the session is read-only by default: "on" or "off"."""
     with psycopg.ClientCursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(fence.statement, (fence.row, fence.guard))
         cursor.nextset()
         row = cursor.fetchone()
     assert row is not None, "fence_open returns its id or raises"
-    return int(row[0])
+    return int(row[0]), str(row[1])
 
 
 def _explained(error: psycopg.Error) -> Exception:
