@@ -249,6 +249,16 @@ def test_nothing_begins_beside_what_is_to_be_alone_or_may_be_on_its_way(desk: De
     desk.turn()
     desk.fail("complete_and_claim", LockNotAvailable())
     assert desk.attempts.must_be_alone, "the claim whose answer was lost may have brought one"
+    desk.attempts.compare()
+    desk.database.take("claims_of").answer({})
+    assert not desk.attempts.must_be_alone
+
+
+def test_a_new_connection_alone_keeps_no_master_from_its_work(desk: Desk) -> None:
+    """No claim was under way, so none can have brought what is to be alone."""
+    desk.attempts.on_connected()
+
+    assert not desk.attempts.must_be_alone
 
 
 def test_an_attempt_is_not_blamed_for_the_time_out_of_the_one_before_it(desk: Desk) -> None:

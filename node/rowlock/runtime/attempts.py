@@ -213,7 +213,7 @@ class Attempts:
         self._exchanges = 0
         """How many were begun."""
         self._asked_idle = False
-        """The one under way may bring an attempt that is to be alone."""
+        """The one under way, or lost, may bring an attempt that is to be alone."""
         self._apart = False
         """After an error of the joint statement completions are sent alone."""
         self._singly = False
@@ -260,7 +260,7 @@ class Attempts:
 
         It holds an attempt that is to be alone, or may do so: the answer of a claim is under way, or lost.
         """
-        return not self._synced or self._asked_idle or self._holds_alone
+        return self._asked_idle or self._holds_alone
 
     @property
     def _holds_alone(self) -> bool:
@@ -432,7 +432,7 @@ class Attempts:
     def _exchange_failed(
         self, exchange: _Exchange, batch: list[tuple[Attempt, Completion]], error: Exception
     ) -> None:
-        self._exchanging = self._asked_idle = False
+        self._exchanging = False
         if exchange.node_id != self._host.node_id:
             self._give_up(batch)
         elif exchange.claims or not self._set_apart(batch, error):
@@ -931,6 +931,7 @@ class Attempts:
             overtaken = self._exchanging and self._exchanges == exchanges
             if node_id == self._host.node_id and not overtaken and not self._carried_over:
                 self._synced = True
+                self._asked_idle = self._asked_idle and self._exchanging
                 self._reconcile(held)
 
             else:
