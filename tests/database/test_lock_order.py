@@ -149,12 +149,15 @@ class Actor:
                 self.record.started(claim)
             self.held.append(claim)
 
-    def how_many(self) -> dict[str, int]:
-        return {"slots": self.rng.randrange(4), "prefetch": self.rng.randrange(3)}
+    def how(self) -> dict[str, Any]:
+        """How many, and sometimes only behind what this one holds already."""
+        seed, held = self.rng.getrandbits(62), self.held if self.rng.random() < 0.5 else []
+        after = {claim.execution_id: (claim.weight, claim.id) for claim in held}
+        slots, prefetch = self.rng.randrange(4), self.rng.randrange(3)
+        return {"slots": slots, "prefetch": prefetch, "seed": seed, "after": after}
 
     def claim(self) -> None:
-        idle, seed = not self.held, self.rng.getrandbits(62)
-        self.take(self.store.claim(self.node, **self.how_many(), idle=idle, seed=seed))
+        self.take(self.store.claim(self.node, idle=not self.held, **self.how()))
 
     def some(self) -> list[Claim]:
         self.rng.shuffle(self.held)
@@ -177,9 +180,7 @@ class Actor:
 
     def complete_and_claim(self) -> None:
         sent, idle = self.sent(), not self.held
-        answers, claims = self.store.complete_and_claim(
-            self.node, sent, **self.how_many(), idle=idle, seed=self.rng.getrandbits(62)
-        )
+        answers, claims = self.store.complete_and_claim(self.node, sent, idle=idle, **self.how())
         self.accept(sent, answers)
         self.take(claims)
 

@@ -19,9 +19,10 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.errors import DataError, LockNotAvailable
 
-from rowlock.protocol.model import Claim, ExecutionFacts
+from rowlock.protocol.model import Claim, ExecutionFacts, Place
 from rowlock.registry import Registry
-from rowlock.runtime.attempts import PREFETCH_SECONDS_MAX, Attempt, Attempts, _Answer
+from rowlock.runtime.attempts import PREFETCH_SECONDS_MAX, Attempt, Attempts
+from rowlock.runtime.exchange import Answer
 from rowlock.runtime.host import Host
 from rowlock.runtime.messages import (
     Completed,
@@ -54,6 +55,9 @@ class _Named(Exception):
 
 
 class _Store:
+    def passed(self, _node: UUID) -> dict[UUID, Place]:
+        return {}
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         def called(*_: Anything, **arguments: Anything) -> None:
             raise _Named(name, arguments)
@@ -165,6 +169,7 @@ def a_claim(*, delivery: str = "AT_LEAST_ONCE", execution: UUID | None = None) -
         failures=0,
         lost=0,
         alone=False,
+        weight=0,
         started=True,
         delivery=cast(Any, delivery),
         slice="1",
@@ -173,10 +178,10 @@ def a_claim(*, delivery: str = "AT_LEAST_ONCE", execution: UUID | None = None) -
     )
 
 
-def an_answer(*claims: Claim, **policy: Any) -> _Answer:
+def an_answer(*claims: Claim, **policy: Any) -> Answer:
     known = {"initial_seconds": 1, "factor": 2, "max_seconds": 9, "timeout_seconds": None, **policy}
     facts = ExecutionFacts(job="j", instance_key="i", parameters="{}", policy=known)
-    return _Answer(
+    return Answer(
         outcomes={}, claims=list(claims), facts={claim.execution_id: facts for claim in claims}
     )
 
@@ -398,7 +403,7 @@ def test_a_start_whose_end_the_server_lost_is_never_handed_back(desk: Desk) -> N
     )
     desk.turn()
     desk.database.take("complete_and_claim").answer(
-        _Answer(outcomes={claim.id: "completed"}, claims=[], facts={})
+        Answer(outcomes={claim.id: "completed"}, claims=[], facts={})
     )
 
     desk.attempts.on_connected()

@@ -22,7 +22,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from rowlock.db.store import Store
-from rowlock.protocol.model import FIRST_STEP, Claim, Completion
+from rowlock.protocol.model import FIRST_STEP, Claim, Completion, Place
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
@@ -280,6 +280,7 @@ class Scene:
         idle: bool = False,
         store: Store | None = None,
         seed: int | None = None,
+        after: Mapping[UUID, Place] | None = None,
     ) -> list[Claim]:
         """What a node's claim statement returns."""
         return (store or self.store).claim(
@@ -288,6 +289,7 @@ class Scene:
             prefetch=prefetch,
             idle=idle,
             seed=next(self._seeds) if seed is None else seed,
+            after=after or {},
         )
 
     def a_claim(self, node: UUID | None = None, **request: Any) -> tuple[UUID, Claim]:

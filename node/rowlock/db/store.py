@@ -10,7 +10,8 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, LiteralString, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final, Literal, LiteralString, TypeAlias
 from uuid import UUID
 
 import psycopg
@@ -26,6 +27,7 @@ from rowlock.protocol.model import (
     ExecutionFacts,
     Mastership,
     Peer,
+    Place,
     Progress,
     Purged,
     Recovered,
@@ -35,9 +37,12 @@ from rowlock.protocol.model import (
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
+NOWHERE: Final[Mapping[UUID, Place]] = MappingProxyType({})
+"""Lines are looked at from their heads."""
+
 _CLAIM: LiteralString = (
-    "SELECT id, execution_id, step, partition_key, claim_token, claims, failures, lost, alone,"
-    " started, delivery, slice, checkpoint, waited FROM rowlock.claim(%s, %s, %s, %s, %s)"
+    "SELECT id, execution_id, step, partition_key, claim_token, claims, failures, lost, alone, weight,"
+    " started, delivery, slice, checkpoint, waited FROM rowlock.claim(%s, %s, %s, %s, %s, %s)"
 )
 _COMPLETE: LiteralString = (
     "SELECT id, outcome FROM rowlock.complete(%s, %s::bigint[], %s::uuid[], %s::text[]::jsonb[])"
@@ -49,11 +54,11 @@ _COMPLETE: LiteralString = (
 _COMPLETE_AND_CLAIM: LiteralString = (
     "SELECT outcome, id, NULL AS execution_id, NULL AS step, NULL AS partition_key,"
     " NULL AS claim_token, NULL AS claims, NULL AS failures, NULL AS lost, NULL AS alone,"
-    " NULL AS started, NULL AS delivery, NULL AS slice, NULL AS checkpoint, NULL AS waited"
+    " NULL AS weight, NULL AS started, NULL AS delivery, NULL AS slice, NULL AS checkpoint, NULL AS waited"
     " FROM rowlock.complete(%s, %s::bigint[], %s::uuid[], %s::text[]::jsonb[])"
     " UNION ALL"
-    " SELECT NULL, id, execution_id, step, partition_key, claim_token, claims, failures, lost, alone,"
-    " started, delivery, slice, checkpoint, waited FROM rowlock.claim(%s, %s, %s, %s, %s)"
+    " SELECT NULL, id, execution_id, step, partition_key, claim_token, claims, failures, lost, alone, weight,"
+    " started, delivery, slice, checkpoint, waited FROM rowlock.claim(%s, %s, %s, %s, %s, %s)"
 )
 
 
@@ -238,10 +243,27 @@ class Store:
     # -- claims ------------------------------------------------------------------------------
 
     def claim(
-        self, node: UUID, *, slots: int, prefetch: int = 0, idle: bool, seed: int
+        self,
+        node: UUID,
+        *,
+        slots: int,
+        prefetch: int = 0,
+        idle: bool,
+        seed: int,
+        after: Mapping[UUID, Place] = NOWHERE,
     ) -> list[Claim]:
-        """Claim up to `slots` partitions to start at once and `prefetch` more to keep ready."""
-        return self._claim(node, slots, prefetch, idle, seed)
+        """Claim up to `slots` partitions to start at once and `prefetch` more to keep ready.
+
+        :param after: look only behind these places of the executions' lines.
+        """
+        return self._claim(node, slots, prefetch, idle, seed, _places(after))
+
+    def passed(self, node: UUID) -> dict[UUID, Place]:
+        """Up to which place of each long line that this node may serve nothing waits."""
+        cursor = self.connection.execute(
+            "SELECT execution_id, weight, id FROM rowlock.passed(%s)", (node,)
+        )
+        return {execution: (weight, id_) for execution, weight, id_ in cursor.fetchall()}
 
     def _claim(self, *arguments: Any) -> list[Claim]:
         return [_claim(row) for row in self.connection.execute(_CLAIM, arguments).fetchall()]
@@ -260,6 +282,7 @@ class Store:
         prefetch: int,
         idle: bool,
         seed: int,
+        after: Mapping[UUID, Place] = NOWHERE,
     ) -> tuple[dict[int, str], list[Claim]]:
         """Both in one transaction and one round trip: what a busy node does all the time.
 
@@ -267,10 +290,13 @@ class Store:
         completions again alone.
         """
         if not completions:
-            return {}, self._claim(node, slots, prefetch, idle, seed)
+            return {}, self._claim(node, slots, prefetch, idle, seed, _places(after))
         cursor = self.connection.execute(
             _COMPLETE_AND_CLAIM,
-            (*_complete_arguments(node, completions), node, slots, prefetch, idle, seed),
+            (
+                *_complete_arguments(node, completions),
+                *(node, slots, prefetch, idle, seed, _places(after)),
+            ),
         )
         outcomes: dict[int, str] = {}
         claims: list[Claim] = []
@@ -711,9 +737,14 @@ def _claim(row: tuple[Any, ...]) -> Claim:
         failures=row[6],
         lost=row[7],
         alone=row[8],
-        started=row[9],
-        delivery=row[10],
-        slice=row[11],
-        checkpoint=row[12],
-        waited=row[13],
+        weight=row[9],
+        started=row[10],
+        delivery=row[11],
+        slice=row[12],
+        checkpoint=row[13],
+        waited=row[14],
     )
+
+
+def _places(after: Mapping[UUID, Place]) -> str:
+    return json.dumps({str(execution): place for execution, place in after.items()})

@@ -17,6 +17,11 @@ Evidence: TypeAlias = Literal["on", "off", "pooler", "unreadable", "hidden"]
 """Whether the connections of a node can prove that it is gone, or why not."""
 
 
+Place: TypeAlias = tuple[int, int]
+"""Weight and id of a partition: its place in the line of its execution, the heavy ones first and those of one weight
+by id."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A partition that this node's claim statement returned."""
@@ -31,6 +36,7 @@ class Claim:
     lost: int
     alone: bool
     """Its next loss would be its last: nothing else may run on the node meanwhile."""
+    weight: int
     started: bool
     """False: prefetched, for a slot that is not free yet."""
     delivery: Delivery

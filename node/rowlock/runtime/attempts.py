@@ -26,8 +26,10 @@ from rowlock.errors import ContractError
 from rowlock.failure import clean_text
 from rowlock.protocol import ownership
 from rowlock.protocol.backoff import delay_seconds
+from rowlock.protocol.lines import Lines
 from rowlock.protocol.model import Claim, Completion, ExecutionFacts
 from rowlock.protocol.prefetch import Pace
+from rowlock.runtime.exchange import Answer, Exchange
 from rowlock.runtime.host import Host
 from rowlock.runtime.link import TRANSIENT, is_final, is_lock_timeout
 from rowlock.runtime.locks import Locks, Wait
@@ -141,54 +143,6 @@ class Attempt:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """What came of an exchange."""
-
-    outcomes: dict[int, str]
-    claims: list[Claim]
-    facts: dict[UUID, ExecutionFacts]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Exchange:
-    """Completions to send and partitions to claim, carried out on the work connection."""
-
-    node_id: UUID
-    completions: list[Completion]
-    slots: int
-    prefetch: int
-    idle: bool
-    seed: int
-    known: frozenset[UUID]
-    notices: int
-
-    @property
-    def claims(self) -> bool:
-        return bool(self.slots or self.prefetch)
-
-    def run(self, store: Store) -> _Answer:
-        outcomes: dict[int, str] = {}
-        claims: list[Claim] = []
-        if not self.claims:
-            outcomes = store.complete(self.node_id, self.completions)
-        else:
-            outcomes, claims = store.complete_and_claim(
-                self.node_id,
-                self.completions,
-                slots=self.slots,
-                prefetch=self.prefetch,
-                idle=self.idle,
-                seed=self.seed,
-            )
-        facts: dict[UUID, ExecutionFacts] = {}
-        for execution in {claim.execution_id for claim in claims} - self.known:
-            found = store.execution_of(execution)
-            if found is not None:
-                facts[execution] = found
-        return _Answer(outcomes=outcomes, claims=claims, facts=facts)
-
-
 class Attempts:
     """All attempts of a node over the slots of its pool."""
 
@@ -209,6 +163,7 @@ class Attempts:
         self._pace = Pace()
         self._slot_claimed_at = time.monotonic()
         """When a claim for a free slot was answered last."""
+        self._lines = Lines()
         self._exchanging = False
         self._exchanges = 0
         """How many were begun."""
@@ -376,7 +331,7 @@ class Attempts:
             return
         self._exchanging = True
         self._exchanges += 1
-        exchange = _Exchange(
+        exchange = Exchange(
             node_id=self._host.node_id,
             completions=[completion for _, completion in batch],
             slots=slots,
@@ -385,6 +340,7 @@ class Attempts:
             seed=self._host.rng.getrandbits(62),
             known=frozenset(self._facts),
             notices=self._notices,
+            lines=self._lines,
         )
         self._asked_idle = exchange.claims and exchange.idle
         self._host.work.ask(
@@ -408,7 +364,7 @@ class Attempts:
         )
 
     def _exchanged(
-        self, exchange: _Exchange, batch: list[tuple[Attempt, Completion]], answer: _Answer
+        self, exchange: Exchange, batch: list[tuple[Attempt, Completion]], answer: Answer
     ) -> None:
         self._exchanging = self._asked_idle = False
         self._apart = False
@@ -430,7 +386,7 @@ class Attempts:
             self._take(exchange.node_id, answer.claims)
 
     def _exchange_failed(
-        self, exchange: _Exchange, batch: list[tuple[Attempt, Completion]], error: Exception
+        self, exchange: Exchange, batch: list[tuple[Attempt, Completion]], error: Exception
     ) -> None:
         self._exchanging = False
         if exchange.node_id != self._host.node_id:

@@ -153,7 +153,7 @@ BEGIN
                       AND p.status = 'PENDING' AND p.ready AND NOT p.alone
                     -- From the end of the line. While somebody's old snapshot keeps them, what was claimed
                     -- stays in the index, and lies before its beginning (tried: 20,000 rows, 7 ms).
-                    ORDER BY p.weight, p.id DESC LIMIT 1) IS NOT NULL
+                    ORDER BY -p.weight::bigint DESC, p.id DESC LIMIT 1) IS NOT NULL
                    OR (SELECT p.id FROM batch_partitions p
                        WHERE p.execution_id = e.execution_id
                          AND p.status = 'PENDING' AND p.ready AND p.alone

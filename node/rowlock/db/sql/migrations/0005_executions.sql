@@ -295,7 +295,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_t
 AS $$
     SELECT (SELECT p.id FROM batch_partitions p WHERE p.execution_id = p_execution
               AND p.status = 'PENDING' AND p.ready AND NOT p.alone
-            ORDER BY p.weight, p.id DESC LIMIT 1) IS NOT NULL
+            ORDER BY -p.weight::bigint DESC, p.id DESC LIMIT 1) IS NOT NULL
         OR (SELECT p.id FROM batch_partitions p WHERE p.execution_id = p_execution
               AND p.status = 'PENDING' AND p.ready AND p.alone
             ORDER BY p.id LIMIT 1) IS NOT NULL

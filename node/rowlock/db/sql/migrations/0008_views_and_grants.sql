@@ -105,10 +105,10 @@ WITH waiting AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT least(
         (SELECT p.available_at FROM rowlock.batch_partitions p
          WHERE p.execution_id = e.execution_id AND p.status = 'PENDING' AND p.ready AND NOT p.alone
-         ORDER BY p.weight DESC, p.id LIMIT 1),
+         ORDER BY -p.weight::bigint, p.id LIMIT 1),
         (SELECT p.available_at FROM rowlock.batch_partitions p
          WHERE p.execution_id = e.execution_id AND p.status = 'PENDING' AND p.ready AND NOT p.alone
-         ORDER BY p.weight, p.id DESC LIMIT 1),
+         ORDER BY -p.weight::bigint DESC, p.id DESC LIMIT 1),
         (SELECT p.available_at FROM rowlock.batch_partitions p
          WHERE p.execution_id = e.execution_id AND p.status = 'PENDING' AND p.ready AND p.alone
          ORDER BY p.id LIMIT 1)) AS since) line
@@ -184,7 +184,8 @@ GRANT EXECUTE ON FUNCTION
     rowlock.recover(uuid),
     rowlock.deregister(uuid, text),
     rowlock.promote(integer),
-    rowlock.claim(uuid, integer, integer, boolean, bigint),
+    rowlock.claim(uuid, integer, integer, boolean, bigint, jsonb),
+    rowlock.passed(uuid),
     rowlock.complete(uuid, bigint[], uuid[], jsonb[]),
     rowlock.fail(uuid, bigint, uuid, jsonb, text, double precision),
     rowlock.release(uuid, bigint[], uuid[], boolean, boolean),

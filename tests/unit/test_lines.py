@@ -1,0 +1,74 @@
+"""Where a node begins to look in the lines of the executions."""
+
+import random
+from typing import Any
+from uuid import UUID, uuid4
+
+from rowlock.protocol.lines import LOOK_SECONDS, SHARE, SLOW_SECONDS, Lines
+from rowlock.protocol.model import Claim, Place
+
+LINE = UUID(int=1)
+
+
+def a_claim(place: Place, *, execution: UUID = LINE, alone: bool = False) -> Claim:
+    rest: dict[str, Any] = {"step": "main", "key": "k", "claims": 1, "failures": 0, "lost": 0}
+    return Claim(
+        **rest,
+        weight=place[0],
+        id=place[1],
+        execution_id=execution,
+        alone=alone,
+        token=uuid4(),
+        started=True,
+        delivery="AT_LEAST_ONCE",
+        slice="1",
+        checkpoint=None,
+        waited=None,
+    )
+
+
+def test_claims_begin_at_the_heads_until_a_look_was_slow_and_after_one_that_was_quick() -> None:
+    lines = Lines()
+    assert lines.must_look(0.0), "nothing is known yet"
+
+    lines.looked({LINE: (0, 7)}, 10.0, 10.0 + SLOW_SECONDS / 2)
+    assert lines.passed == {}
+    lines.claimed([a_claim((0, 8))])
+    assert lines.passed == {}, "what was claimed says nothing of what waits before it"
+
+    lines.looked({LINE: (0, 7)}, 20.0, 20.0 + SLOW_SECONDS * 2)
+    assert lines.passed == {LINE: (0, 7)}
+    lines.looked({LINE: (0, 7)}, 30.0, 30.0 + SLOW_SECONDS / 2)
+    assert lines.passed == {}
+
+
+def test_a_look_takes_at_most_its_share_of_the_time_and_a_quick_one_is_rare() -> None:
+    lines = Lines()
+    lines.looked({}, 1.0, 1.0)
+    assert not lines.must_look(1.0 + LOOK_SECONDS * 0.99)
+    assert lines.must_look(1.0 + LOOK_SECONDS)
+
+    for seconds in (SLOW_SECONDS, 0.1, 30.0):
+        lines.looked({}, 100.0, 100.0 + seconds)
+        assert not lines.must_look(100.0 + seconds * SHARE * 0.99)
+        assert lines.must_look(100.0 + seconds * (SHARE + 1))
+
+
+def test_the_place_moves_on_with_what_is_claimed_and_never_back() -> None:
+    """Others claim too: what this node passed over a moment ago it need not pass over again."""
+    lines = Lines()
+    places = [(random.choice((-1, 0, 9)), number) for number in range(2, 40)]
+    lines.looked({LINE: (9, 1)}, 0.0, 1.0)
+
+    lines.claimed([a_claim(place) for place in random.sample(places, len(places))])
+
+    assert lines.passed == {LINE: max(p for p in places if p[0] == min(places)[0])}
+    lines.claimed([a_claim((9, 3))])
+    assert lines.passed == {LINE: max(p for p in places if p[0] == min(places)[0])}
+
+
+def test_only_lines_that_were_looked_over_have_a_place_and_what_runs_alone_stands_in_none() -> None:
+    lines = Lines()
+    lines.looked({LINE: (0, 1)}, 0.0, 1.0)
+    lines.claimed([a_claim((0, 5), execution=uuid4()), a_claim((0, 9), alone=True)])
+    assert lines.passed == {LINE: (0, 1)}
