@@ -1397,7 +1397,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         old="FOR KEY SHARE", new="", scenario=a_removal_meets_a_completion
     ),
     f"complete: {TOKEN}": Mutant(
-        old="p.claim_token = s.token", new="true", scenario=an_old_attempt_completes
+        old="p.id = p_ids[array_position(p_tokens, p.claim_token)]",
+        new="true",
+        scenario=an_old_attempt_completes,
     ),
     f"complete: {TERMINAL}": Mutant(
         old="p.status COLLATE \"C\" = 'CLAIMED'", new="true", scenario=a_completion_is_repeated

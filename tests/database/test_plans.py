@@ -8,7 +8,8 @@ from uuid import UUID, uuid4
 
 from psycopg.types.json import Jsonb
 
-from tests.support.builders import Run, Scene
+from rowlock.db.store import Store
+from tests.support.builders import Run, Scene, a_policy
 
 
 @contextmanager
@@ -259,3 +260,89 @@ def test_reading_results_passes_over_nobody_elses_history(alone: Scene) -> None:
 
     assert (len(first), len(last)) == (15, 5)
     assert max(buffers(plan) for plan in seen) < 40, seen
+
+
+# -- plans that were made when there was little ----------------------------------------------------------
+
+
+def moves(scene: Scene, node: UUID, seed: int) -> None:
+    """What a node does again and again, in one session."""
+    claims = scene.claim(node, slots=6, seed=seed)
+    assert len(claims) == 6
+    first, second, third, *rest = claims
+    store, pairs = scene.store, [(claim.id, claim.token) for claim in claims]
+    store.beat(node, load=0, draining=False, orphans=(), executions=())
+    assert store.report(node, [(*pairs[0], '{"done": 1}')]) == {first.id}
+    assert store.checkpoint(node, *pairs[0], '{"saves": 1}')
+    assert scene.fail(node, first, delay_seconds=3600) == "retry"
+    assert scene.release(node, second, unstarted=True) == ["released"]
+    assert scene.complete(node, third, *rest) == ["completed"] * 4
+    assert store.claims_of(node) == {}
+    scene.admin.execute("SELECT rowlock._is_live(%s)", [claims[0].execution_id])
+    store.promote(10)
+    store.recover(node)
+    store.passed(node)
+
+
+def test_a_session_whose_plans_were_made_over_ten_rows_reads_no_more_over_a_hundred_thousand(
+    alone: Scene,
+) -> None:
+    """A small execution, then a large one, and nobody has analyzed the table yet."""
+    alone.admin.execute("ALTER TABLE rowlock.batch_partitions SET (autovacuum_enabled = off)")
+    alone.store = Store(alone.admin)  # whose plans are seen
+    run = alone.an_execution(60, policy=a_policy(max_attempts=100))
+    node = alone.a_node()
+    for seed in range(8):  # from the sixth on a session keeps its plans
+        moves(alone, node, seed)
+    with alone.database.connect() as another:
+        another.execute(
+            "INSERT INTO rowlock.batch_partitions (execution_id, step, partition_key, delivery, slice)"
+            " SELECT %s, 'main', 'more-' || g, 'AT_LEAST_ONCE', '{}' FROM generate_series(1, 100000) g",
+            [run.id],
+        )
+
+    with plans(alone) as seen:
+        moves(alone, node, 99)
+
+    touching = [plan for plan in seen if "batch_partitions" in plan]
+    assert len(touching) >= 12
+    for plan in touching:
+        assert "Seq Scan on batch_partitions" not in plan, plan
+        assert "JIT" not in plan, plan
+        assert buffers(plan) < 300, plan
+
+
+def test_every_function_that_reads_partitions_goes_by_an_index(scene: Scene) -> None:
+    """Also one that a later migration replaces, which begins without settings."""
+    rows = scene.all(
+        "SELECT p.oid::regprocedure::text AS name, p.proconfig AS settings FROM pg_proc p"
+        " WHERE p.pronamespace = 'rowlock'::regnamespace AND p.prosecdef AND p.prosrc ~ 'batch_partitions'"
+    )
+    assert len(rows) > 20
+    for row in rows:
+        assert {"enable_seqscan=off", "jit=off"} <= set(row.settings), row.name
+
+
+def test_a_batch_of_completions_costs_by_its_rows_not_by_their_square(alone: Scene) -> None:
+    """No plan knows how many rows an array has."""
+    alone.an_execution(1200)
+    node = alone.a_node()
+    alone.admin.execute("SET plan_cache_mode = force_generic_plan")
+    claims = alone.claim(node, slots=600)
+    ids, tokens = [claim.id for claim in claims], [claim.token for claim in claims]
+
+    with plans(alone) as seen:
+        (accepted,) = alone.all(
+            "SELECT count(*) FROM rowlock.complete(%s, %s::bigint[], %s::uuid[],"
+            " array_fill('1'::jsonb, ARRAY[600])) WHERE outcome = 'completed'",
+            *(node, ids, tokens),
+        )
+
+    assert accepted.count == 600
+    rows_looked_at = [
+        int(rows) * int(loops)
+        for plan in seen
+        for rows, loops in re.findall(r"actual rows=(\d+) loops=(\d+)", plan)
+    ]
+    assert max(rows_looked_at) <= 600, seen
+    assert not [plan for plan in seen if "Rows Removed by Join Filter" in plan], seen

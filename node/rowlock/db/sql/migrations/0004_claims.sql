@@ -268,9 +268,11 @@ $$;
 
 -- Completions of one node, in one statement. Each answer is 'completed' (also for a repetition of
 -- one that was accepted before) or 'lost'.
+-- Rows are locked in the order of the primary key, which a bitmap scan would not keep: a node that sends the same batch
+-- again over its other connection may sort it otherwise (tried: a deadlock).
 CREATE FUNCTION rowlock.complete(p_node uuid, p_ids bigint[], p_tokens uuid[], p_results jsonb[])
 RETURNS TABLE (id bigint, outcome text)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -282,16 +284,13 @@ BEGIN
       AND n.status <> 'REMOVED'  -- guard: a removed node completes nothing
     FOR KEY SHARE;  -- guard: nobody removes this node before its completions commit
     IF FOUND THEN
-        WITH sent AS MATERIALIZED (
-            -- In the order of the ids, which is then that of the locks: a node that sends the same
-            -- batch again over its other connection may sort it otherwise (tried: a deadlock).
-            SELECT * FROM unnest(p_ids, p_tokens, p_results) AS s (id, token, result) ORDER BY s.id
-        ), done AS (
+        -- By position in the arrays, not joined with them: no plan knows how many there are, and takes a nested loop,
+        -- which compares each row with each (tried: 28 ms for 500 rows, 9 so).
+        WITH done AS (
             UPDATE batch_partitions p
-            SET status = 'COMPLETED', result = s.result, ended_at = v_now
-            FROM sent s
-            WHERE p.id = ANY (p_ids) AND p.id = s.id
-              AND p.claim_token = s.token  -- guard: only the claim that was taken
+            SET status = 'COMPLETED', result = p_results[array_position(p_tokens, p.claim_token)], ended_at = v_now
+            WHERE p.id = ANY (p_ids)
+              AND p.id = p_ids[array_position(p_tokens, p.claim_token)]  -- guard: only the claim that was taken
               AND p.status COLLATE "C" = 'CLAIMED'  -- guard: terminal states never change
             RETURNING p.id, p.execution_id, p.step
         ), counted AS (

@@ -233,5 +233,23 @@ GRANT EXECUTE ON FUNCTION
     rowlock.resolve(uuid, text, text, jsonb, boolean, text, text, text)
 TO rowlock_admin;
 
+-- A session keeps the plans that it has once made. One that was made while there were ten partitions reads the
+-- table from its beginning to its end, and does so still when there are a million, until somebody analyzes the table
+-- (tried: 300,000 rows planned for nodes that had run five: 44 ms a claim, 36 a completion, for a minute; 0.4 and 0.3
+-- so). Every path of ours goes by an index, so none depends on when it was planned. JIT goes by the estimated cost,
+-- which a forbidden scan makes enormous.
+DO $$
+DECLARE
+    v_function regprocedure;
+BEGIN
+    FOR v_function IN
+        SELECT p.oid FROM pg_proc p
+        WHERE p.pronamespace = 'rowlock'::regnamespace AND p.prosecdef AND p.prosrc ~ 'batch_partitions'
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET enable_seqscan = off SET jit = off', v_function);
+    END LOOP;
+END
+$$;
+
 RESET search_path;
 RESET ROLE;
