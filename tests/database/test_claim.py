@@ -1,5 +1,9 @@
-"""Claiming: who gets what, once, in which order, at which cost, and what stands in nobody's way."""
+"""Claiming: who gets what, once, in which order, at which cost, and what stands in nobody's way.
 
+ROWLOCK_CLAIM_ROUNDS is how often twenty claim one row (500).
+"""
+
+import os
 from collections import Counter
 from typing import Any
 from uuid import UUID, uuid4
@@ -9,6 +13,8 @@ import pytest
 from rowlock.protocol.model import Claim, Completion
 from tests.support import oracles
 from tests.support.builders import AT_MOST_ONCE, HASH, Run, Scene, a_policy, at_once
+
+CLAIM_ROUNDS = int(os.environ.get("ROWLOCK_CLAIM_ROUNDS") or 500)
 
 
 def keys(claims: list[Claim]) -> list[str]:
@@ -52,7 +58,6 @@ def test_one_row_that_twenty_claim_again_and_again_has_one_holder_at_a_time(scen
 
     Reported as dbos-transact-py#742: losers of the compare-and-set run the body with what they had read.
     """
-    rounds = 500
     stores = [scene.a_store() for _ in range(20)]
     nodes = [scene.a_node() for _ in stores]
     run = scene.an_execution(1)
@@ -60,7 +65,7 @@ def test_one_row_that_twenty_claim_again_and_again_has_one_holder_at_a_time(scen
     wins: list[UUID] = []
 
     def claim_and_hand_back(n: int) -> None:
-        while len(wins) < rounds:
+        while len(wins) < CLAIM_ROUNDS:
             for claim in scene.claim(nodes[n], store=stores[n], seed=n):
                 holding.append(n)
                 wins.append(claim.token)
@@ -72,7 +77,7 @@ def test_one_row_that_twenty_claim_again_and_again_has_one_holder_at_a_time(scen
     at_once(*(lambda n=n: claim_and_hand_back(n) for n in range(20)))
 
     row = scene.one("SELECT * FROM rowlock.batch_partitions WHERE execution_id = %s", run.id)
-    assert row.claims == len(wins) == len(set(wins)) >= rounds
+    assert row.claims == len(wins) == len(set(wins)) >= CLAIM_ROUNDS
     assert (row.status, row.failures, row.lost) == ("PENDING", 0, 0)
 
 

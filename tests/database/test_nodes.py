@@ -1,5 +1,10 @@
-"""Nodes: beats, the two phases of removal, and what becomes of the claims of a node that is gone."""
+"""Nodes: beats, the two phases of removal, and what becomes of the claims of a node that is gone.
 
+ROWLOCK_RECOVERY_CRASHES is how often the server crashes in the middle of a recovery (3).
+"""
+
+import os
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID, uuid4
@@ -9,9 +14,11 @@ import pytest
 
 from rowlock.db.store import Store
 from rowlock.protocol.model import Claim, Recovered
-from tests.support.builders import AT_MOST_ONCE, Scene, a_policy, at_once
+from tests.support.builders import AT_MOST_ONCE, Scene, a_policy, a_seed, at_once
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
+
+RECOVERY_CRASHES = int(os.environ.get("ROWLOCK_RECOVERY_CRASHES") or 3)
 
 # -- beats -------------------------------------------------------------------------------------
 
@@ -410,9 +417,11 @@ CREATE TRIGGER slow BEFORE UPDATE ON rowlock.batch_partitions FOR EACH ROW
 def test_a_recovery_that_the_server_interrupts_is_all_done_by_a_later_pass(
     private_database: Database,
 ) -> None:
-    """The server crashes in the middle of a removal, and of a pass over claims that were left: nothing
-    of it stands, and the next one recovers all. (Reported as dbos-transact-py#716: the rows of a
-    sweep that failed are never looked at again.)"""
+    """The server crashes in the middle of a removal, and of passes over claims that were left, a fifth of a
+    second after each has begun or at another moment: nothing of it stands, and the next one recovers all. (Reported
+    as dbos-transact-py#716: the rows of a sweep that failed are never looked at again.)"""
+    rng = random.Random(a_seed())
+    moments = [0.2] + [rng.uniform(0, 0.9) for _ in range(RECOVERY_CRASHES - 2)]
     with Scene(private_database) as scene:
         scene.admin.execute(SLOW_RECOVERY)
         node = scene.a_node(slots=250)
@@ -420,7 +429,7 @@ def test_a_recovery_that_the_server_interrupts_is_all_done_by_a_later_pass(
         assert len(scene.claim(node, slots=250)) == 250
         scene.suspect(node)
         beat = scene.beat_of(node)
-        crash_in_the_middle(scene, lambda store: store.remove_node(uuid4(), node, beat))
+        crash_in_the_middle(scene, 0.2, lambda store: store.remove_node(uuid4(), node, beat))
 
     with Scene(private_database) as scene:
         assert scene.statuses(run) == ["CLAIMED"] * 250
@@ -429,25 +438,31 @@ def test_a_recovery_that_the_server_interrupts_is_all_done_by_a_later_pass(
             "SELECT FROM rowlock.batch_job_coordination WHERE execution_id = %s FOR UPDATE", run.id
         ):
             assert scene.store.remove_node(uuid4(), node, beat) == (True, (0, 0, 0))
-        crash_in_the_middle(scene, lambda store: store.recover(uuid4()))
+
+    for seconds in moments:
+        with Scene(private_database) as scene:
+            crash_in_the_middle(scene, seconds, lambda store: store.recover(uuid4()))
+        with Scene(private_database) as scene:
+            assert scene.statuses(run) == ["CLAIMED"] * 250
+            assert scene.node(node).recovered_at is None
 
     with Scene(private_database) as scene:
-        assert scene.statuses(run) == ["CLAIMED"] * 250
-        assert scene.node(node).recovered_at is None
         assert scene.store.recover(uuid4()).moved == 250
         assert scene.statuses(run) == ["PENDING"] * 250
         assert scene.store.recover(uuid4()) == (0, 0, 0)
 
 
-def crash_in_the_middle(scene: Scene, move: Callable[[Store], object]) -> None:
-    """Begin a move, and let the server crash while it changes rows."""
+def crash_in_the_middle(scene: Scene, seconds: float, move: Callable[[Store], object]) -> None:
+    """Begin a move that takes more than a second, and let the server crash so many seconds later."""
     store = scene.a_store()
     pid = store.connection.info.backend_pid
     with ThreadPoolExecutor(1) as threads:
         moving = threads.submit(move, store)
         wait_until(
             lambda: scene.all(
-                "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'", pid
+                "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
+                " AND clock_timestamp() > query_start + make_interval(secs => %s)",
+                *(pid, seconds),
             ),
             what="it is in the middle",
         )

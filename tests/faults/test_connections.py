@@ -1,9 +1,22 @@
-"""The server has fewer connections than the nodes would need."""
+"""The server has fewer connections than the nodes would need.
 
+ROWLOCK_HERD_NODES is how many nodes start together on a server of twenty connections (12).
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Generator
+
+import pytest
 from psycopg import sql
 
 from tests.support.fault_jobs import parts, step
 from tests.support.fleet import Fleet, eventually
+from tests.support.pgproxy import PgProxy
+from tests.support.postgres import Cluster, Database
+
+HERD_NODES = int(os.environ.get("ROWLOCK_HERD_NODES") or 12)
 
 OURS = "datname = current_database() AND application_name ^@ 'rowlock'"
 
@@ -70,3 +83,72 @@ def test_after_an_outage_the_beat_has_the_first_connection(fleet: Fleet) -> None
         )
     assert len(one.incarnations) == 1
     fleet.wait(fleet.request(parts=parts(2)))
+
+
+@pytest.fixture
+def small_database() -> Generator[Database]:
+    """A database on a server of twenty connections, of which nodes can have fifteen."""
+    cluster = Cluster.private(options={"max_connections": 20})
+    try:
+        cluster.prepare()
+        yield cluster.create()
+    finally:
+        cluster.close()
+
+
+@pytest.mark.timeout(120 + 5 * HERD_NODES)
+def test_a_herd_of_nodes_shares_a_small_server_and_does_not_come_back_in_step(
+    small_database: Database,
+) -> None:
+    """Many nodes start together, and later their server restarts: none ends, none has more than its two
+    connections, the work is done, and no tenth of a second sees more than three tenths of their tries to connect
+    again. (Reported as graphile-worker#564, PostHog#4709, machine#613, hatchet#1540: crash loops and herds keep
+    the connections used up.)"""
+    patience = 40 + 4 * HERD_NODES
+    with (
+        PgProxy(small_database.dsn_as("rowlock_node")) as proxy,
+        Fleet(small_database, unreachable_seconds=3, removal_grace_seconds=3) as fleet,
+    ):
+        work = parts(150, step("sleep", 0.2), step("effect", "done"))
+        run = fleet.request(parts=work)
+        nodes = [
+            fleet.node(f"n{number}", wait=False, ROWLOCK_DSN=proxy.dsn)
+            for number in range(HERD_NODES)
+        ]
+        most = 0
+
+        def done(count: int) -> bool:
+            nonlocal most
+            held = fleet.value(
+                "SELECT coalesce(max(count), 0) FROM (SELECT count(*) FROM pg_stat_activity"
+                f" WHERE {OURS} GROUP BY split_part(application_name, ' ', 3)) _"
+            )
+            most = max(most, held)
+            return len(fleet.ledger().of("effect")) >= count
+
+        eventually(
+            lambda: all(
+                n.events("node_registered") or n.events("database_unavailable") for n in nodes
+            ),
+            "every node is registered or knows why not",
+            patience,
+        )
+        eventually(lambda: done(20), "some of the work is done", patience)
+        refused = [n for n in nodes if n.events("database_unavailable")]
+        assert len(refused) >= HERD_NODES - 7, "there is no room for more"
+
+        restarted = time.monotonic()
+        fleet.database.server.restart("fast")
+
+        eventually(lambda: done(len(work)), "all of it is done", patience)
+        assert fleet.wait(run).counts["completed"] == len(work)
+        assert len({effect.key for effect in fleet.ledger().of("effect")}) == len(work)
+        assert all(node.popen.poll() is None for node in nodes), "nobody ended"
+        assert most <= 3, "two, and one whose end the server has not seen yet"
+
+        def tries() -> list[float]:
+            return [at - restarted for at in proxy.arrivals if at > restarted]
+
+        eventually(lambda: len(tries()) >= 8 * HERD_NODES, "they try again and again", patience)
+        (_, herd) = Counter(int(10 * at) for at in tries()).most_common(1)[0]
+        assert herd <= 0.3 * len(tries()), f"{herd} of {len(tries())} in a tenth of a second"

@@ -95,6 +95,8 @@ class Plan:
     then: str = ""
     """What it does after them: "raise", "exit", "wait" (for ever), "duplicate", "wrong" (a slice of
     another type), or "nothing": it returns None instead of slices."""
+    seconds: float = 0.0
+    """What each partition takes."""
 
 
 def step(do: str, with_: Any = None, *, attempts: Sequence[int] | None = None) -> Step:
@@ -596,6 +598,7 @@ class Planned(rowlock.Job[Plan, int, int]):
         return f"n{part}"
 
     def process(self, part: int, ctx: rowlock.Context[Plan]) -> int:
+        pause(ctx.params.seconds)
         return part
 
     def finish(self, params: Plan, outcome: rowlock.Outcome[int]) -> dict[str, int]:

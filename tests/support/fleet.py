@@ -653,9 +653,10 @@ class Fleet:
         )
         return json.dumps(asdict(script))
 
-    def plan(self, count: int, then: str = "") -> str:
+    def plan(self, count: int, then: str = "", *, seconds: float = 0.0) -> str:
         """JSON text of the parameters of `fault.planned`."""
-        return json.dumps(asdict(Plan(ledger=str(self.ledger_path), count=count, then=then)))
+        plan = Plan(ledger=str(self.ledger_path), count=count, then=then, seconds=seconds)
+        return json.dumps(asdict(plan))
 
     def request(
         self,

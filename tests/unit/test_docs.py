@@ -70,6 +70,20 @@ def test_the_settings_are_described_with_their_defaults() -> None:
         assert _told(value) == default, name
 
 
+def test_the_sizes_of_tests_are_listed_with_what_is_usual() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    listed = dict(re.findall(r"^\| `(ROWLOCK_\w+)` \| (\d+) \| \d+ \|", text, re.MULTILINE))
+    read = r'environ\.get\("(ROWLOCK_\w+)"\) or ([\d_]+)\)'
+    found = {
+        name: usual.replace("_", "")
+        for path in (ROOT / "tests").rglob("*.py")
+        for name, usual in re.findall(read, path.read_text())
+    }
+
+    assert len(found) > 7
+    assert found.items() <= listed.items()
+
+
 def _told(value: float | None) -> str:
     match value:
         case None:
