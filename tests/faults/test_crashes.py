@@ -214,7 +214,7 @@ def test_a_dead_executor_before_the_word_go_hands_once_work_back_and_after_it_fa
     fleet.wait(run, "FAILED")
 
     row = fleet.partition("before")
-    assert (row.status, row.claims, row.failures) == ("COMPLETED", 2, 0)
+    assert (row.status, row.claims, row.failures) == ("COMPLETED", 2, 1)
     assert [start.attempt for start in fleet.ledger().starts("before")] == [2]
     row = fleet.partition("after")
     assert (row.status, row.claims, row.last_error["outcome"]) == ("FAILED", 1, "unknown")
