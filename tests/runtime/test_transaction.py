@@ -1,6 +1,8 @@
 """The fence, against a real PostgreSQL: what an author writes counts once, or not at all."""
 
 import json
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -1068,6 +1070,22 @@ def test_a_session_that_is_not_read_only_any_more_gets_no_transaction(work: Work
     assert work.ledger() == [1], "the first chunk stands"
 
     assert isinstance(work.run(author, attempt_number=2), Completed)
+
+
+def test_a_copy_whose_server_is_held_up_is_given_a_minute(work: Work) -> None:
+    """A lock, or a trigger, keeps the server from reading on. What was sent is not acknowledged then either, and ten
+    seconds of that, at which a node gives its own connections up, ended such attempts again and again."""
+
+    def author(ctx: rowlock.Context[None]) -> str:
+        with (
+            ctx.transaction() as db,
+            socket.socket(fileno=os.dup(db.pgconn.socket)) as tcp,
+        ):
+            return str(tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+
+    answer = work.run(author)
+    assert isinstance(answer, Completed)
+    assert json.loads(answer.result or "") == "60000"
 
 
 def test_a_failed_attempt_costs_its_connection(work: Work) -> None:

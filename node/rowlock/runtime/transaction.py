@@ -350,6 +350,9 @@ def _opened(dsn: str) -> WorkConnection:
     given = _of_the_writable(parameters_of(dsn))
     parameters: dict[str, Any] = {  # Any: as psycopg takes them
         **DEFAULTS,
+        # A COPY whose server is held up by a lock or a trigger has sent what nobody reads, which the system does not
+        # tell from a server that vanished.
+        "tcp_user_timeout": 60_000,
         **given,
         "options": f"{given.get('options', '')} {_SESSION_OPTIONS}".strip(),
         # read-write would refuse a session that is read-only by default
