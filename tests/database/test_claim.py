@@ -286,6 +286,17 @@ def test_a_suspect_runs_only_on_a_node_that_runs_nothing_else(scene: Scene) -> N
     assert keys(scene.claim(busy, slots=3, idle=False)) == ["a", "b"]
 
 
+def test_a_node_that_plans_takes_other_work_than_a_suspect(scene: Scene) -> None:
+    """By claiming nothing it would not come to run nothing: partition() may take an hour."""
+    a_suspect(scene)
+    scene.an_execution(["a", "b"])
+    planning, other = scene.a_node(), scene.a_node()
+
+    assert keys(scene.claim(planning, slots=3, idle=None)) == ["a", "b"]
+    assert scene.claim(planning, slots=3, idle=None) == []
+    assert keys(scene.claim(other, slots=3, idle=True)) == ["suspect"]
+
+
 def test_a_suspect_of_work_that_this_node_may_not_claim_holds_nobody_back(scene: Scene) -> None:
     a_suspect(scene)
     elsewhere = scene.a_node(pool="elsewhere")
@@ -478,14 +489,14 @@ def a_line(scene: Scene, *, counts_as: int = 1000) -> Run:
 def test_nothing_waits_up_to_the_place_that_is_passed(scene: Scene) -> None:
     run = a_line(scene)
     node = scene.a_node()
-    claims = [c for _ in WEIGHTS for c in scene.claim(node, after=scene.store.passed(node))]
+    claims = [c for _ in WEIGHTS for c in scene.claim(node, after=scene.store.passed(node, 0))]
     assert [claim.key for claim in claims] == IN_THE_LINE
 
-    at_the_end = scene.store.passed(node)
+    at_the_end = scene.store.passed(node, 0)
     assert list(at_the_end) == [run.id]
     scene.release(node, *claims)
     assert scene.claim(node, slots=9, after=at_the_end) == [], "all of it came back before that"
-    assert len(scene.claim(node, slots=9, after=scene.store.passed(node))) == len(WEIGHTS)
+    assert len(scene.claim(node, slots=9, after=scene.store.passed(node, 0))) == len(WEIGHTS)
 
 
 def test_a_claim_takes_what_stands_behind_the_place_that_it_names(scene: Scene) -> None:
@@ -509,6 +520,6 @@ def test_only_long_lines_that_the_node_serves_are_looked_over(scene: Scene) -> N
     """What is short is cheap to pass over, and each place that is named is sent with each claim."""
     run = a_line(scene)
     a_line(scene, counts_as=999)
-    assert list(scene.store.passed(scene.a_node())) == [run.id]
-    assert scene.store.passed(scene.a_node(jobs={})) == {}
-    assert scene.store.passed(scene.a_node(pool="elsewhere")) == {}
+    assert list(scene.store.passed(scene.a_node(), 0)) == [run.id]
+    assert scene.store.passed(scene.a_node(jobs={}), 0) == {}
+    assert scene.store.passed(scene.a_node(pool="elsewhere"), 0) == {}

@@ -106,6 +106,7 @@ def test_a_snapshot_that_somebody_holds_makes_no_beat_longer_nor_a_claim_that_kn
     alone.admin.execute("VACUUM ANALYZE rowlock.batch_partitions")
     node = alone.a_node()
     beat = "SELECT * FROM rowlock.beat(%s, 0, false, '[]', '{}')"
+    beat_without_a_look = "SELECT * FROM rowlock.beat(%s, 0, false, '[]', '{}', false)"
     complete = "SELECT * FROM rowlock.complete(%s, %s::bigint[], %s::uuid[], %s::jsonb[])"
     with alone.database.connect(autocommit=False) as report:
         report.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -128,7 +129,7 @@ def test_a_snapshot_that_somebody_holds_makes_no_beat_longer_nor_a_claim_that_kn
             "UPDATE rowlock.batch_job_coordination SET total = 25001 WHERE execution_id = %s",
             [run.id],
         )
-        ((weight, number),) = alone.store.passed(node).values()
+        ((weight, number),) = alone.store.passed(node, 0).values()
         alone.admin.execute("SET plan_cache_mode = force_generic_plan")
         with plans(alone) as seen:
             alone.admin.execute(CLAIM, [node, 4, 4, 98])
@@ -137,6 +138,15 @@ def test_a_snapshot_that_somebody_holds_makes_no_beat_longer_nor_a_claim_that_kn
             after = Jsonb({str(run.id): [weight, number]})
             alone.admin.execute(CLAIM_AFTER, [node, 4, 4, 98, after])
         assert max(buffers(plan) for plan in seen) < 200, seen
+
+        # Nothing waits any more, so there is no end of the line to begin at.
+        alone.admin.execute("SELECT count(*) FROM rowlock.claim(%s, 9999, 0, false, 99)", [node])
+        with plans(alone) as seen:
+            alone.admin.execute(beat, [node])
+        assert max(buffers(plan) for plan in seen) > 300, "nothing was passed over"
+        with plans(alone) as seen:
+            alone.admin.execute(beat_without_a_look, [node])
+        assert max(buffers(plan) for plan in seen) < 100, seen
 
     alone.admin.execute("VACUUM rowlock.batch_partitions")
     with plans(alone) as seen:
@@ -265,7 +275,7 @@ def test_reading_results_passes_over_nobody_elses_history(alone: Scene) -> None:
 # -- plans that were made when there was little ----------------------------------------------------------
 
 
-def moves(scene: Scene, node: UUID, seed: int) -> None:
+def moves(scene: Scene, run: Run, node: UUID, seed: int) -> None:
     """What a node does again and again, in one session."""
     claims = scene.claim(node, slots=6, seed=seed)
     assert len(claims) == 6
@@ -278,10 +288,10 @@ def moves(scene: Scene, node: UUID, seed: int) -> None:
     assert scene.release(node, second, unstarted=True) == ["released"]
     assert scene.complete(node, third, *rest) == ["completed"] * 4
     assert store.claims_of(node) == {}
-    scene.admin.execute("SELECT rowlock._is_live(%s)", [claims[0].execution_id])
+    assert store.advance(run.master, run.id, run.epoch).status == "RUNNING"
     store.promote(10)
     store.recover(node)
-    store.passed(node)
+    store.passed(node, 0)
 
 
 def test_a_session_whose_plans_were_made_over_ten_rows_reads_no_more_over_a_hundred_thousand(
@@ -293,7 +303,7 @@ def test_a_session_whose_plans_were_made_over_ten_rows_reads_no_more_over_a_hund
     run = alone.an_execution(60, policy=a_policy(max_attempts=100))
     node = alone.a_node()
     for seed in range(8):  # from the sixth on a session keeps its plans
-        moves(alone, node, seed)
+        moves(alone, run, node, seed)
     with alone.database.connect() as another:
         another.execute(
             "INSERT INTO rowlock.batch_partitions (execution_id, step, partition_key, delivery, slice)"
@@ -302,7 +312,7 @@ def test_a_session_whose_plans_were_made_over_ten_rows_reads_no_more_over_a_hund
         )
 
     with plans(alone) as seen:
-        moves(alone, node, 99)
+        moves(alone, run, node, 99)
 
     touching = [plan for plan in seen if "batch_partitions" in plan]
     assert len(touching) >= 12
@@ -316,7 +326,7 @@ def test_every_function_that_reads_partitions_goes_by_an_index(scene: Scene) -> 
     """Also one that a later migration replaces, which begins without settings."""
     rows = scene.all(
         "SELECT p.oid::regprocedure::text AS name, p.proconfig AS settings FROM pg_proc p"
-        " WHERE p.pronamespace = 'rowlock'::regnamespace AND p.prosecdef AND p.prosrc ~ 'batch_partitions'"
+        " WHERE p.pronamespace = 'rowlock'::regnamespace AND p.prosecdef AND p.prosrc ~ 'batch_partitions|rowlock\\.executions'"
     )
     assert len(rows) > 20
     for row in rows:

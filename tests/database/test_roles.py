@@ -160,7 +160,7 @@ def test_a_migrated_database_gives_nobody_temporary_objects(empty_database: Data
 
 FORBIDDEN: dict[str, LiteralString] = {
     "claim": "SELECT rowlock.claim(gen_random_uuid(), 1, 0, true, 1)",
-    "look over the lines": "SELECT rowlock.passed(gen_random_uuid())",
+    "look over the lines": "SELECT rowlock.passed(gen_random_uuid(), 0)",
     "complete": "SELECT rowlock.complete(gen_random_uuid(), '{}', '{}', '{}')",
     "fail": "SELECT rowlock.fail(gen_random_uuid(), 1, gen_random_uuid(), '{}', 'never', 0)",
     "release": "SELECT rowlock.release(gen_random_uuid(), '{}', '{}', true)",

@@ -85,6 +85,27 @@ def test_after_an_outage_the_beat_has_the_first_connection(fleet: Fleet) -> None
     fleet.wait(fleet.request(parts=parts(2)))
 
 
+def test_a_beat_that_finds_no_room_gets_that_of_the_other_connection(fleet: Fleet) -> None:
+    """Only the beat's connection is lost, and others have taken its place meanwhile."""
+    one = fleet.node("one")
+    fleet.warm_up(one)
+    for _ in range(3):
+        others = fleet.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND NOT application_name ^@ 'rowlock'"
+        )
+        limit_connections(fleet, others + 1)
+        fleet.rows(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            f" WHERE {OURS} AND application_name ^@ 'rowlock beat'"
+        )
+        one.wait_beats(5)
+        limit_connections(fleet, -1)
+        fleet.warm_up(one)
+    assert len(one.incarnations) == 1
+    assert one.events("work_connection_gave_way")
+
+
 @pytest.fixture
 def small_database() -> Generator[Database]:
     """A database on a server of twenty connections, of which nodes can have fifteen."""

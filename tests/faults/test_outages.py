@@ -156,7 +156,7 @@ def test_work_is_frozen_in_an_outage_longer_than_the_lease_and_goes_on_after_it(
             fleet.wait_ledger("end", f"o{n}")
 
     fleet.wait_ledger("tick", "p0", ticks + 5)
-    assert all(node.readiness() == (200, "ok") for node in nodes)
+    eventually(lambda: all(node.readiness() == (200, "ok") for node in nodes), "they are ready")
     fleet.open("go")
     fleet.wait(work)
     fleet.wait(once)

@@ -3,16 +3,16 @@
 import itertools
 import random
 import select
-import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from rowlock.db.store import Store
-from rowlock.protocol.lines import SLOW_SECONDS, Lines
+from rowlock.protocol.lines import Lines
 from rowlock.protocol.model import Claim, Completion, Place
 from rowlock.runtime.exchange import Exchange
 from tests.support.builders import Run, Scene, a_policy
@@ -81,28 +81,32 @@ def test_claims_stay_quick_for_as_long_as_somebody_holds_an_old_snapshot(alone: 
         spent: dict[str, list[float]] = {"long": [], "short": [], "from the head": []}
         for _ in range(300):
             for name, node in (("long", long), ("short", short)):
-                began = time.monotonic()
-                node.exchange(alone.store)
-                spent[name].append(time.monotonic() - began)
-        for _ in range(15):
-            began = time.monotonic()
-            assert alone.store.claim(long.id, slots=2, idle=False, seed=1)
-            spent["from the head"].append(time.monotonic() - began)
+                spent[name].append(seconds(partial(node.exchange, alone.store)))
+        for seed in range(20):
+            head = partial(alone.store.claim, long.id, slots=2, idle=False, seed=seed)
+            spent["from the head"].append(seconds(head))
 
-    assert statistics.median(spent["from the head"]) > 3 * statistics.median(spent["short"])
-    assert p95(spent["long"]) < 3 * p95(spent["short"])
+    assert quiet_p90(spent["from the head"]) > 3 * quiet_p90(spent["short"])
+    assert quiet_p90(spent["long"]) < 3 * quiet_p90(spent["short"])
 
 
-def p95(values: list[float]) -> float:
-    return sorted(values)[len(values) * 95 // 100]
+def seconds(call: Callable[[], object]) -> float:
+    began = time.monotonic()
+    assert call()
+    return time.monotonic() - began
+
+
+def quiet_p90(values: list[float]) -> float:
+    """The slowest of ten in the quietest stretch: what else the machine does only ever adds."""
+    return min(max(values[at : at + 10]) for at in range(0, len(values), 10))
 
 
 class Slow(Store):
     """Each look over the lines takes long."""
 
-    def passed(self, node: UUID) -> dict[UUID, Place]:
-        found = super().passed(node)
-        select.select([], [], [], SLOW_SECONDS * 2)
+    def passed(self, node: UUID, seconds: float) -> dict[UUID, Place]:
+        found = super().passed(node, 0)
+        select.select([], [], [], seconds * 5)
         return found
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import select
 import time
+from datetime import UTC, datetime
 from typing import Any, cast
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
+from rowlock.protocol.model import BeatAnswer, Schema
 from rowlock.runtime.heartbeat import Heartbeat, Report
 from rowlock.runtime.link import Link
 from rowlock.runtime.mailbox import Mailbox
@@ -32,18 +35,7 @@ class Refusing:
     def tell(self, _error: Exception) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "connection, error, connects",
-    [
-        pytest.param(object(), psycopg.errors.UndefinedFunction("beat"), True, id="refused"),
-        pytest.param(None, psycopg.OperationalError("gone"), False, id="broken"),
-    ],
-)
-def test_a_beat_that_is_refused_lets_the_other_connection_find_out_why(
-    connection: object | None, error: Exception, connects: bool
-) -> None:
-    """A migration went by while both connections were away: no beat is answered any more. Were the other
-    connection to wait for one, the node would never learn that the schema has gone on."""
+def a_heartbeat() -> tuple[LeaseBoard, Heartbeat]:
     board = LeaseBoard.create(1)
     heartbeat = Heartbeat(
         "",
@@ -62,6 +54,22 @@ def test_a_beat_that_is_refused_lets_the_other_connection_find_out_why(
         on_crash=lambda _error: None,
         rng=random.Random(1),
     )
+    return board, heartbeat
+
+
+@pytest.mark.parametrize(
+    "connection, error, connects",
+    [
+        pytest.param(object(), psycopg.errors.UndefinedFunction("beat"), True, id="refused"),
+        pytest.param(None, psycopg.OperationalError("gone"), False, id="broken"),
+    ],
+)
+def test_a_beat_that_is_refused_lets_the_other_connection_find_out_why(
+    connection: object | None, error: Exception, connects: bool
+) -> None:
+    """A migration went by while both connections were away: no beat is answered any more. Were the other
+    connection to wait for one, the node would never learn that the schema has gone on."""
+    board, heartbeat = a_heartbeat()
     heartbeat._link = cast(Link, cast(Any, Refusing(connection, error)))
     lost_at = time.monotonic()
     assert not heartbeat.has_beaten_since(lost_at)
@@ -70,4 +78,60 @@ def test_a_beat_that_is_refused_lets_the_other_connection_find_out_why(
     assert heartbeat._beat(report, late_seconds=0) is error
 
     assert heartbeat.has_beaten_since(lost_at) is connects
+    board.close()
+
+
+def _nothing(*_: object) -> None: ...
+
+
+class Looking:
+    """A store whose beats take long, and which keeps whether they were to look for work."""
+
+    def __init__(self) -> None:
+        self.looked: list[bool] = []
+
+    def beat(self, _node: UUID, *, look: bool, **_: object) -> BeatAnswer:
+        self.looked.append(look)
+        select.select([], [], [], 0.05)
+        return BeatAnswer(
+            alive=True,
+            claimable=False,
+            adoptable=False,
+            due=False,
+            unrecovered=False,
+            ended=(),
+            peers=(),
+            at=datetime.now(UTC),
+            schema=Schema(version=1, works_with=1),
+        )
+
+
+class Answering(Refusing):
+    """A link with such a store."""
+
+    def __init__(self) -> None:
+        super().__init__(object(), psycopg.OperationalError())
+        self.beats = Looking()
+
+    def store(self) -> Any:
+        return self.beats
+
+    def succeeded(self) -> None: ...
+
+
+def test_a_beat_that_took_long_to_look_for_work_leaves_that_out_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While somebody holds an old snapshot, looking where nothing waits passes over all that was claimed: every
+    second, on every node, and the lease hangs on it."""
+    board, heartbeat = a_heartbeat()
+    link = Answering()
+    heartbeat._link = cast(Link, cast(Any, link))
+    monkeypatch.setattr(Heartbeat, "_announce", _nothing)
+    report = Report(node_id=uuid4(), load=0, draining=False, orphans=(), executions=())
+
+    while link.beats.looked.count(True) < 2:
+        assert heartbeat._beat(report, late_seconds=0) is None
+
+    assert len(link.beats.looked) >= 8, "ten times its duration, in which others take as long"
     board.close()

@@ -67,7 +67,7 @@ def test_a_mastership_that_was_taken_away_meanwhile_ends_a_beat_later(
     database, masters, executor = desk.database, desk.masters, desk.executor
     desk.drives("FINISHING")
     masters.turn(time.monotonic())
-    database.take("advance").answer(Progress(status="FINISHING"))
+    database.take("advance").answer((Progress(status="FINISHING"), 0.001))
     masters.turn(time.monotonic())
     assert executor.work, "finish() runs"
 
@@ -79,10 +79,21 @@ def test_a_mastership_that_was_taken_away_meanwhile_ends_a_beat_later(
     assert (before, masters.needs_comparing) == (False, True)
     masters.compare()
     database.take("masterships_of").answer({})
-    database.take("advance").answer(Progress(status=SUPERSEDED))
+    database.take("advance").answer((Progress(status=SUPERSEDED), 0.001))
 
     after = masters.needs_comparing
     assert (executor.killed, masters.executions, after) == (True, set(), False)
+
+
+def test_a_look_that_took_long_is_not_repeated_at_once(desk: Desk) -> None:
+    """While somebody holds an old snapshot, a look at an execution of which nothing waits passes over all of it."""
+    desk.drives("RUNNING")
+    desk.masters.turn(time.monotonic())
+    desk.database.take("advance").answer((Progress(status="RUNNING"), 0.3))
+
+    due = desk.masters.next_due()
+    assert due is not None
+    assert 2.5 < due - time.monotonic() < 3.1
 
 
 def test_no_author_code_begins_beside_an_attempt_that_is_to_be_alone(desk: Desk) -> None:

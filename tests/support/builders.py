@@ -277,7 +277,7 @@ class Scene:
         *,
         slots: int = 1,
         prefetch: int = 0,
-        idle: bool = False,
+        idle: bool | None = False,
         store: Store | None = None,
         seed: int | None = None,
         after: Mapping[UUID, Place] | None = None,

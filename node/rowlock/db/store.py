@@ -158,13 +158,18 @@ class Store:
         draining: bool,
         orphans: Sequence[Mapping[str, Any]] = (),
         executions: Iterable[UUID] = (),
+        look: bool = True,
     ) -> BeatAnswer:
-        """Beat once. `executions` are those this node runs or drives, to hear when one ends."""
+        """Beat once.
+
+        :param executions: those this node runs or drives, to hear when one ends.
+        :param look: whether to look for work that waits; else the answer is that there is none.
+        """
         alive, claimable, adoptable, due, unrecovered, ended, peers, at, *schema = self._one(
             "SELECT alive, claimable, adoptable, due, unrecovered, ended, peers, at,"
             " schema_version, schema_works_with"
-            " FROM rowlock.beat(%s, %s, %s, %s, %s::uuid[])",
-            (node, load, draining, json.dumps(list(orphans)), list(executions)),
+            " FROM rowlock.beat(%s, %s, %s, %s, %s::uuid[], %s)",
+            (node, load, draining, json.dumps(list(orphans)), list(executions), look),
         )
         return BeatAnswer(
             alive=alive,
@@ -248,7 +253,7 @@ class Store:
         *,
         slots: int,
         prefetch: int = 0,
-        idle: bool,
+        idle: bool | None,
         seed: int,
         after: Mapping[UUID, Place] = NOWHERE,
     ) -> list[Claim]:
@@ -258,10 +263,10 @@ class Store:
         """
         return self._claim(node, slots, prefetch, idle, seed, _places(after))
 
-    def passed(self, node: UUID) -> dict[UUID, Place]:
-        """Up to which place of each long line that this node may serve nothing waits."""
+    def passed(self, node: UUID, seconds: float) -> dict[UUID, Place]:
+        """Up to which place of a line nothing waits, where it takes so long to find that."""
         cursor = self.connection.execute(
-            "SELECT execution_id, weight, id FROM rowlock.passed(%s)", (node,)
+            "SELECT execution_id, weight, id FROM rowlock.passed(%s, %s)", (node, seconds)
         )
         return {execution: (weight, id_) for execution, weight, id_ in cursor.fetchall()}
 
@@ -280,7 +285,7 @@ class Store:
         *,
         slots: int,
         prefetch: int,
-        idle: bool,
+        idle: bool | None,
         seed: int,
         after: Mapping[UUID, Place] = NOWHERE,
     ) -> tuple[dict[int, str], list[Claim]]:

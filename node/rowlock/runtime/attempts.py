@@ -336,13 +336,13 @@ class Attempts:
             completions=[completion for _, completion in batch],
             slots=slots,
             prefetch=prefetch,
-            idle=not self._live and not batch and not self._runs_author_code,
+            idle=None if self._masters_work else not self._live and not batch,
             seed=self._host.rng.getrandbits(62),
             known=frozenset(self._facts),
             notices=self._notices,
             lines=self._lines,
         )
-        self._asked_idle = exchange.claims and exchange.idle
+        self._asked_idle = exchange.claims and exchange.idle is True
         self._host.work.ask(
             exchange.run,
             lambda answer: self._exchanged(exchange, batch, answer),
@@ -350,9 +350,9 @@ class Attempts:
         )
 
     @property
-    def _runs_author_code(self) -> bool:
-        """Whether any executor does, that of the masters as well."""
-        return any(executor.work for executor in self._pool.executors)
+    def _masters_work(self) -> bool:
+        """Whether the executor of the masters runs author code."""
+        return any(executor.work for executor in self._pool.executors[len(self._executors) :])
 
     def _more_results_are_near(self, now: float) -> bool:
         """Whether results had better wait a moment, to share a transaction with the next ones."""
@@ -438,8 +438,8 @@ class Attempts:
         if taken and (self._host.draining or not self._host.lease_holds):
             self._release(taken, unstarted=True)
             return
-        # What has its slot already goes first; larger weights were claimed first.
-        self._queue.extend(sorted(taken, key=lambda attempt: not attempt.claim.started))
+        # What has its slot already goes first, and then as in the line.
+        self._queue.extend(sorted(taken, key=_in_the_line))
 
     def _remember(self, facts: dict[UUID, ExecutionFacts], claims: list[Claim]) -> None:
         self._facts.update(facts)
@@ -1058,6 +1058,11 @@ class Attempts:
                     self._pool.send(executor, Stop(attempt=attempt.number))
             else:
                 attempt.stop_by = min(attempt.stop_by, by)
+
+
+def _in_the_line(attempt: Attempt) -> tuple[bool, int, int]:
+    claim = attempt.claim
+    return not claim.started, -claim.weight, claim.id
 
 
 def _ended_by_itself(attempt: Attempt) -> bool:

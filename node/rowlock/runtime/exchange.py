@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from rowlock.db.store import Store
-from rowlock.protocol.lines import Lines
+from rowlock.protocol.lines import SLOW_SECONDS, Lines
 from rowlock.protocol.model import Claim, Completion, ExecutionFacts
 
 
@@ -28,8 +28,8 @@ class Exchange:
     completions: list[Completion]
     slots: int
     prefetch: int
-    idle: bool
-    """The node runs nothing at all."""
+    idle: bool | None
+    """The node runs nothing at all; None: nor would it if it claimed nothing."""
     seed: int
     known: frozenset[UUID]
     """Executions of which the node has the facts."""
@@ -52,7 +52,8 @@ class Exchange:
         else:
             began = time.monotonic()
             if self.lines.must_look(began):
-                self.lines.looked(store.passed(self.node_id), began, time.monotonic())
+                passed = store.passed(self.node_id, SLOW_SECONDS)
+                self.lines.looked(passed, began, time.monotonic())
             outcomes, claims = store.complete_and_claim(
                 self.node_id,
                 self.completions,

@@ -23,6 +23,7 @@ import psycopg
 from rowlock.db.store import Connection, Observe, Store
 from rowlock.errors import Unavailable
 from rowlock.protocol.backoff import reconnect_seconds
+from rowlock.protocol.lines import pause_seconds
 from rowlock.protocol.model import BeatAnswer, Evidence
 from rowlock.runtime.link import Link
 from rowlock.runtime.mailbox import Mailbox
@@ -129,6 +130,7 @@ class Heartbeat(threading.Thread):
         self.answered_at: float | None = None
         """When a beat was last answered (monotonic)."""
         self._refused_at: float | None = None
+        self._look_at = -math.inf
         """When the database last refused a beat, over a connection that stands (monotonic)."""
 
     # -- for the main thread -------------------------------------------------------------------
@@ -228,6 +230,7 @@ class Heartbeat(threading.Thread):
                 draining=report.draining,
                 orphans=report.orphans,
                 executions=report.executions,
+                look=sent_at >= self._look_at,
             )
         except (psycopg.Error, Unavailable) as error:
             failure = error
@@ -243,6 +246,10 @@ class Heartbeat(threading.Thread):
             self._sent_at = None
         self._link.succeeded()
         answered_at, wall = time.monotonic(), time.time()
+        if sent_at >= self._look_at:
+            # Who waits for work is told of it; this look is for when that was missed. Where nothing waits in a
+            # line in which much was claimed under an old snapshot, it may take a second.
+            self._look_at = answered_at + pause_seconds(answered_at - sent_at)
         if answer.alive:
             self._board.extend(sent_ns + self._lease_ns)
             self.answered_at = answered_at

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
+from rowlock.db.store import Store
 from rowlock.errors import ContractError
 from rowlock.protocol import ownership
 from rowlock.protocol.backoff import delay_seconds
+from rowlock.protocol.lines import pause_seconds
 from rowlock.protocol.model import FIRST_STEP, Mastership, Progress
 from rowlock.protocol.statuses import ENDED
 from rowlock.runtime.attempts import INFRASTRUCTURE_DELAY_SECONDS
@@ -341,18 +343,22 @@ class Masters:
         node_id = self._host.node_id
         execution, epoch = master.execution_id, master.mastership.epoch
 
-        def done(progress: Progress) -> None:
+        def run(store: Store) -> tuple[Progress, float]:
+            began = time.monotonic()
+            return store.advance(node_id, execution, epoch), time.monotonic() - began
+
+        def done(answer: tuple[Progress, float]) -> None:
             master.looking = False
             if self._driven.get(execution) is master:
-                self._see(master, progress)
+                self._see(master, *answer)
 
         def failed(_error: Exception) -> None:
             master.looking = False
             master.look_at = time.monotonic() + TICK_SECONDS_MAX
 
-        self._host.work.ask(lambda store: store.advance(node_id, execution, epoch), done, failed)
+        self._host.work.ask(run, done, failed)
 
-    def _see(self, master: Master, progress: Progress) -> None:
+    def _see(self, master: Master, progress: Progress, took_seconds: float) -> None:
         now = time.monotonic()
         if progress.status == SUPERSEDED:
             self._drop(master)
@@ -378,7 +384,8 @@ class Masters:
                 master.finish_at = now
         elif progress.status != "PLANNING":
             wait = (now - master.since) * TICK_SHARE
-            master.look_at = now + min(TICK_SECONDS_MAX, max(TICK_SECONDS_MIN, wait))
+            tick = min(TICK_SECONDS_MAX, max(TICK_SECONDS_MIN, wait))
+            master.look_at = now + max(tick, pause_seconds(took_seconds))
 
     def _drop(self, master: Master) -> None:
         if self._driven.get(master.execution_id) is master:

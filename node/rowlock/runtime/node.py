@@ -580,6 +580,8 @@ class Node:
         self.host.metrics.database_up.set(0)
         self._server_is_sure = False
         self._watch.look_failed()
+        if isinstance(error, Unavailable) and self.host.registered:
+            self.host.work.give_way()  # there may be room for one only
         if isinstance(error, psycopg.errors.UndefinedFunction) and not self.host.draining:
             # Not even a beat is left of the schema that this code knows.
             self.host.work.ask(lambda store: check(store.connection), ignore, self._checked)

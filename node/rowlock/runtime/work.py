@@ -190,6 +190,15 @@ class Work(threading.Thread):
             )
             self._link.shut()
 
+    def give_way(self) -> None:
+        """Break the connection, so that there is room for another; operations are repeated when this one is back."""
+        if self._link.connection is not None:
+            log.warning(
+                "the beat has no connection: it gets the room of this one",
+                extra={"event": "work_connection_gave_way"},
+            )
+            self._link.shut()
+
     def take_over(self) -> list[Operation]:
         """Take the waiting operations away, to carry them over another connection.
 

@@ -101,7 +101,8 @@ $$;
 -- One beat: counts up, speaks for the whole node, waits for no lock but its own row's, and answers
 -- with levels, so that a lost answer costs one beat and an idle node asks nothing else.
 CREATE FUNCTION rowlock.beat(
-    p_node uuid, p_load integer, p_draining boolean, p_orphans jsonb, p_executions uuid[]
+    p_node uuid, p_load integer, p_draining boolean, p_orphans jsonb, p_executions uuid[],
+    p_look boolean DEFAULT true  -- false: do not look for work that waits; that was slow a moment ago
 ) RETURNS TABLE (
     alive boolean,        -- false: this incarnation was removed
     claimable boolean,    -- work waits that this node may claim
@@ -142,7 +143,7 @@ BEGIN
     END IF;
     RETURN QUERY SELECT
         true,
-        NOT v_draining AND EXISTS (
+        p_look AND NOT v_draining AND EXISTS (
             SELECT FROM batch_job_coordination e
             WHERE e.pool = v_pool AND e.status = 'RUNNING' AND NOT e.stopping AND NOT e.suspended
               AND (v_only IS NULL OR e.execution_id = v_only)

@@ -9,7 +9,8 @@ SET LOCAL ROLE rowlock_owner;
 SET LOCAL search_path = rowlock, pg_temp;
 
 -- Claim up to p_slots partitions to start at once and p_prefetch more to keep ready. A claim that
--- may not claim returns no rows and never raises. p_idle says that the node runs nothing at all;
+-- may not claim returns no rows and never raises. p_idle says that the node runs nothing at all, NULL that it cannot come
+-- to that by claiming nothing, because it plans or finishes an execution;
 -- p_seed (any number, new at each call) makes the order inside a priority fair in expectation.
 -- p_after, {execution: [weight, id], …}, says behind which place of an execution's line to look; see passed.
 CREATE FUNCTION rowlock.claim(
@@ -52,7 +53,7 @@ BEGIN
 
     -- A partition whose next loss would be its last runs only on a node that runs nothing else; a
     -- node that sees one takes no other work, so that it soon is such a node.
-    v_alone := EXISTS (
+    v_alone := p_idle IS NOT NULL AND EXISTS (
         SELECT FROM (
             SELECT p.execution_id FROM batch_partitions p
             WHERE p.status = 'PENDING' AND p.ready AND p.alone
@@ -248,22 +249,38 @@ BEGIN
 END
 $$;
 
--- Up to which place of each long line nothing waits: where a claim may begin to look (p_after) until something
--- comes back before it. A partition that was claimed is no longer in the index of those that wait, but while somebody
--- holds an old snapshot its entry is, and everybody who comes from the beginning of the line passes over it.
--- A line is long from the thousands on: half a millisecond each.
-CREATE FUNCTION rowlock.passed(p_node uuid) RETURNS TABLE (execution_id uuid, weight integer, id bigint)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
+-- Up to which place of a line nothing waits, for the lines of this node in which it takes p_seconds or more to find
+-- that: there a claim may begin to look (p_after) until something comes back before it. A partition that was claimed is
+-- no longer in the index of those that wait, but while somebody holds an old snapshot its entry is, and everybody who
+-- comes from the beginning of the line passes over it. Measured here, because a way to the server may be long as well.
+CREATE FUNCTION rowlock.passed(p_node uuid, p_seconds double precision)
+RETURNS TABLE (execution_id uuid, weight integer, id bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, rowlock, pg_temp
 AS $$
-    SELECT e.execution_id, coalesce(f.weight, -2147483648), coalesce(f.id - 1, 9223372036854775807)
-    FROM batch_nodes n
-    JOIN batch_job_coordination e ON e.pool = n.pool AND e.status = 'RUNNING'
-    LEFT JOIN LATERAL (
-        SELECT p.weight, p.id FROM batch_partitions p
-        WHERE p.execution_id = e.execution_id AND p.status = 'PENDING' AND p.ready AND NOT p.alone
-        ORDER BY -p.weight::bigint, p.id LIMIT 1) f ON true
-    WHERE n.node_id = p_node AND e.total >= 1000 AND rowlock._accepts(n.jobs, e.job_name, e.contract_hash)
-    ORDER BY e.total DESC LIMIT 100
+#variable_conflict use_column
+DECLARE
+    v_began timestamptz;
+BEGIN
+    FOR execution_id IN
+        SELECT e.execution_id FROM batch_nodes n
+        JOIN batch_job_coordination e ON e.pool = n.pool AND e.status = 'RUNNING'
+        WHERE n.node_id = p_node AND NOT e.stopping AND NOT e.suspended
+          AND (n.only_execution IS NULL OR e.execution_id = n.only_execution)
+          AND e.total >= 1000  -- of fewer nothing is worth a place in each claim
+          AND rowlock._accepts(n.jobs, e.job_name, e.contract_hash)
+        ORDER BY e.total DESC LIMIT 100
+    LOOP
+        v_began := rowlock.now();
+        SELECT p.weight, p.id - 1 INTO weight, id FROM batch_partitions p
+        WHERE p.execution_id = passed.execution_id AND p.status = 'PENDING' AND p.ready AND NOT p.alone
+        ORDER BY -p.weight::bigint, p.id LIMIT 1;
+        IF rowlock.now() - v_began >= make_interval(secs => p_seconds) THEN
+            weight := coalesce(passed.weight, -2147483648);  -- the end of the line: nobody waits
+            id := coalesce(passed.id, 9223372036854775807);
+            RETURN NEXT;
+        END IF;
+    END LOOP;
+END
 $$;
 
 -- Completions of one node, in one statement. Each answer is 'completed' (also for a repetition of

@@ -176,7 +176,7 @@ GRANT EXECUTE ON FUNCTION
     rowlock.register(uuid, text, text, integer, jsonb, uuid, jsonb, text),
     rowlock.connected(uuid, text, integer, bigint),
     rowlock.publish_contract(text, text, jsonb, jsonb, text),
-    rowlock.beat(uuid, integer, boolean, jsonb, uuid[]),
+    rowlock.beat(uuid, integer, boolean, jsonb, uuid[], boolean),
     rowlock.notice_server(uuid),
     rowlock.mark_unreachable(uuid, uuid, bigint),
     rowlock.remove_node(uuid, uuid, bigint),
@@ -185,7 +185,7 @@ GRANT EXECUTE ON FUNCTION
     rowlock.deregister(uuid, text),
     rowlock.promote(integer),
     rowlock.claim(uuid, integer, integer, boolean, bigint, jsonb),
-    rowlock.passed(uuid),
+    rowlock.passed(uuid, double precision),
     rowlock.complete(uuid, bigint[], uuid[], jsonb[]),
     rowlock.fail(uuid, bigint, uuid, jsonb, text, double precision),
     rowlock.release(uuid, bigint[], uuid[], boolean, boolean),
@@ -244,7 +244,8 @@ DECLARE
 BEGIN
     FOR v_function IN
         SELECT p.oid FROM pg_proc p
-        WHERE p.pronamespace = 'rowlock'::regnamespace AND p.prosecdef AND p.prosrc ~ 'batch_partitions'
+        WHERE p.pronamespace = 'rowlock'::regnamespace AND p.prosecdef
+          AND p.prosrc ~ 'batch_partitions|rowlock\.executions'  -- or the view that reads them
     LOOP
         EXECUTE format('ALTER FUNCTION %s SET enable_seqscan = off SET jit = off', v_function);
     END LOOP;
