@@ -130,8 +130,8 @@ class Heartbeat(threading.Thread):
         self.answered_at: float | None = None
         """When a beat was last answered (monotonic)."""
         self._refused_at: float | None = None
-        self._look_at = -math.inf
         """When the database last refused a beat, over a connection that stands (monotonic)."""
+        self._look_at = -math.inf
 
     # -- for the main thread -------------------------------------------------------------------
 
