@@ -108,7 +108,7 @@ def test_a_beat_that_finds_no_room_gets_that_of_the_other_connection(fleet: Flee
 
 @pytest.fixture
 def small_database() -> Generator[Database]:
-    """A database on a server of twenty connections, of which nodes can have fifteen."""
+    """A database on a server of twenty connections, of which nodes can have sixteen, less what the test has."""
     cluster = Cluster.private(options={"max_connections": 20})
     try:
         cluster.prepare()
@@ -156,7 +156,7 @@ def test_a_herd_of_nodes_shares_a_small_server_and_does_not_come_back_in_step(
         )
         eventually(lambda: done(20), "some of the work is done", patience)
         refused = [n for n in nodes if n.events("database_unavailable")]
-        assert len(refused) >= HERD_NODES - 7, "there is no room for more"
+        assert len(refused) >= HERD_NODES - 8, "there is no room for more than two times eight"
 
         restarted = time.monotonic()
         fleet.database.server.restart("fast")
