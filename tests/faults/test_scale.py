@@ -84,4 +84,5 @@ def test_executors_that_die_leave_no_series_and_no_file(fleet: Fleet) -> None:
     assert series(node) == before
     assert not [name for name in before if "pid" in name or "executor=" in name]
     assert files(node) <= open_before + 2
-    assert scrape_seconds(node) < 1.5 * took_before
+    # The executors of the last turn may still be starting: what the dead have left would stay.
+    eventually(lambda: scrape_seconds(node) < 1.5 * took_before, "scrapes take no longer")
