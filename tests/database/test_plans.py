@@ -98,11 +98,7 @@ def test_a_snapshot_that_somebody_holds_makes_no_beat_longer_nor_a_claim_that_kn
     for work, which are far more, begin at the other end of the line, and claims behind what nothing waits before.
     """
     run = alone.an_execution(1)
-    alone.admin.execute(
-        "INSERT INTO rowlock.batch_partitions (execution_id, step, partition_key, delivery, slice)"
-        " SELECT %s, 'main', 'more-' || g, 'AT_LEAST_ONCE', '{}' FROM generate_series(1, 25000) g",
-        [run.id],
-    )
+    alone.add(run, 25000)
     alone.admin.execute("VACUUM ANALYZE rowlock.batch_partitions")
     node = alone.a_node()
     beat = "SELECT * FROM rowlock.beat(%s, 0, false, '[]', '{}')"
@@ -159,11 +155,7 @@ def test_looking_for_work_reads_nobody_elses_work(alone: Scene) -> None:
     scan, although those of one execution lie behind all those of another."""
     runs = [alone.an_execution(20) for _ in range(4)]
     for run in runs:
-        alone.admin.execute(
-            "INSERT INTO rowlock.batch_partitions (execution_id, step, partition_key, delivery, slice)"
-            " SELECT %s, 'main', 'more-' || g, 'AT_LEAST_ONCE', '{}' FROM generate_series(1, 15000) g",
-            [run.id],
-        )
+        alone.add(run, 15000)
     alone.admin.execute("VACUUM ANALYZE rowlock.batch_partitions")
     node = alone.a_node()
     beat = "SELECT * FROM rowlock.beat(%s, 0, false, '[]', '{}')"

@@ -54,11 +54,7 @@ class Node:
 
 def a_long_line(scene: Scene, count: int, **request: Any) -> Run:
     run = scene.an_execution(1, **request)
-    scene.admin.execute(
-        "INSERT INTO rowlock.batch_partitions (execution_id, step, partition_key, delivery, slice)"
-        " SELECT %s, 'main', 'more-' || g, 'AT_LEAST_ONCE', '{}' FROM generate_series(2, %s) g",
-        [run.id, count],
-    )
+    scene.add(run, count - 1)
     scene.admin.execute(
         "UPDATE rowlock.batch_job_coordination SET total = %s WHERE execution_id = %s",
         [count, run.id],

@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 import select
 import time
-from datetime import UTC, datetime
 from typing import Any, cast
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
-from rowlock.protocol.model import BeatAnswer, Schema
+from rowlock.protocol.model import BeatAnswer
 from rowlock.runtime.heartbeat import Heartbeat, Report
 from rowlock.runtime.link import Link
 from rowlock.runtime.mailbox import Mailbox
 from rowlock.runtime.watchdog import LeaseBoard
+from tests.support.builders import a_beat_answer
 
 
 class Refusing:
@@ -93,17 +93,7 @@ class Looking:
     def beat(self, _node: UUID, *, look: bool, **_: object) -> BeatAnswer:
         self.looked.append(look)
         select.select([], [], [], 0.05)
-        return BeatAnswer(
-            alive=True,
-            claimable=False,
-            adoptable=False,
-            due=False,
-            unrecovered=False,
-            ended=(),
-            peers=(),
-            at=datetime.now(UTC),
-            schema=Schema(version=1, works_with=1),
-        )
+        return a_beat_answer()
 
 
 class Answering(Refusing):

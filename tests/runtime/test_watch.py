@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
 
-from rowlock.protocol.model import BeatAnswer, Evident, Peer, Recovered, Schema
+from rowlock.protocol.model import Evident, Peer, Recovered
 from rowlock.runtime.heartbeat import Look
 from rowlock.runtime.watch import LATE_SECONDS_MAX, Watch
 from rowlock.runtime.watchdog import LeaseBoard
 from rowlock.settings import Settings
 from tests.runtime.test_attempts import a_host
+from tests.support.builders import a_beat_answer
 
 SWEEP_SECONDS = 3.6
 """The longest time between two sweeps here."""
@@ -76,17 +76,7 @@ class Desk:
     def misses_two_beats(self, peer: UUID) -> None:
         """Three looks, a beat apart, show the same beat of a peer."""
         for at in (0.0, 1.0, 2.0):
-            answer = BeatAnswer(
-                alive=True,
-                claimable=False,
-                adoptable=False,
-                due=False,
-                unrecovered=False,
-                ended=(),
-                peers=(Peer(node_id=peer, beat=7, unreachable=False),),
-                at=datetime.now(UTC),
-                schema=Schema(version=1, works_with=1),
-            )
+            answer = a_beat_answer(Peer(node_id=peer, beat=7, unreachable=False))
             self.watch.look(
                 Look(
                     node_id=uuid4(),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, LiteralString, Self, TypeVar
 from uuid import UUID, uuid4
@@ -22,7 +23,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from rowlock.db.store import Store
-from rowlock.protocol.model import FIRST_STEP, Claim, Completion, Place
+from rowlock.protocol.model import FIRST_STEP, BeatAnswer, Claim, Completion, Peer, Place, Schema
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
@@ -250,6 +251,14 @@ class Scene:
             weights=weights or [0] * len(keys),
         )
 
+    def add(self, run: Run, count: int) -> None:
+        """Many more partitions, all alike, without the pace of a plan; the total is as it was."""
+        self.admin.execute(
+            "INSERT INTO rowlock.batch_partitions (execution_id, step, partition_key, delivery, slice)"
+            " SELECT %s, 'main', 'more-' || g, 'AT_LEAST_ONCE', '{}' FROM generate_series(1, %s) g",
+            [run.id, count],
+        )
+
     def advance(self, run: Run) -> str:
         """The master's look; the status that it sees."""
         return self.store.advance(run.master, run.id, run.epoch).status
@@ -468,3 +477,18 @@ def a_seed(variable: str = "") -> int:
     seed = int(os.environ.get(variable) or random.SystemRandom().randrange(2**31))
     print(f"seed {variable}={seed}" if variable else f"seed {seed}")  # noqa: T201  # pytest keeps it
     return seed
+
+
+def a_beat_answer(*peers: Peer) -> BeatAnswer:
+    """What the database answers where nothing waits and nothing is wrong."""
+    return BeatAnswer(
+        alive=True,
+        claimable=False,
+        adoptable=False,
+        due=False,
+        unrecovered=False,
+        ended=(),
+        peers=peers,
+        at=datetime.now(UTC),
+        schema=Schema(version=1, works_with=1),
+    )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 from uuid import UUID
 
+from rowlock.db.connect import DEFAULTS
 from rowlock.db.store import Store
 from rowlock.protocol.liveness import MarkUnreachable, Observer, Remove, SeekEvidence
 from rowlock.protocol.model import Evident, Recovered
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 COMPARE_SWEEPS: Final = 6
 """A node compares itself with the database at every sixth sweep, beside every new connection."""
-LATE_SECONDS_MAX: Final = 10.0
+LATE_SECONDS_MAX: Final = DEFAULTS["tcp_user_timeout"] / 1000
 """How late a statement arrives that a lost connection still had under way: its system gives up after that
 (`tcp_user_timeout`)."""
 STRANDED_SWEEPS: Final = 3
