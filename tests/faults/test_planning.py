@@ -40,15 +40,16 @@ def test_a_plan_that_breaks_fails_the_execution_before_anything_is_visible(fleet
 
 
 def test_a_plan_of_nothing_is_completed_and_finished(fleet: Fleet) -> None:
-    """0 of 0 partitions: COMPLETED, and finish() has run once. (Elsewhere it fails early, or waits for ever:
-    reported as OpenLiberty#9707, spring-batch#2005, hapi-fhir#3878.)"""
+    """0 of 0 partitions, from a generator, a list or a tuple: COMPLETED, and finish() has run once. (Elsewhere it
+    fails early, or waits for ever: reported as OpenLiberty#9707, spring-batch#2005, hapi-fhir#3878.)"""
     fleet.node("one")
 
-    row = fleet.wait(fleet.request("fault.planned", params=fleet.plan(0)))
+    for number, form in enumerate(["", "list", "tuple"], start=1):
+        row = fleet.wait(fleet.request("fault.planned", params=fleet.plan(0, form)))
 
-    assert row.counts == {"total": 0, "completed": 0, "failed": 0, "cancelled": 0}
-    assert row.summary == {"total": 0, "sum": 0}
-    assert len(fleet.ledger().of("finish_start")) == 1
+        assert row.counts == {"total": 0, "completed": 0, "failed": 0, "cancelled": 0}, form
+        assert row.summary == {"total": 0, "sum": 0}
+        assert len(fleet.ledger().of("finish_start")) == number
 
 
 @pytest.mark.parametrize("yielded", [0, 3000])

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -94,7 +94,7 @@ class Plan:
     """How many slices it yields: 1, 2, …"""
     then: str = ""
     """What it does after them: "raise", "exit", "wait" (for ever), "duplicate", "wrong" (a slice of
-    another type), or "nothing": it returns None instead of slices."""
+    another type); "nothing": it returns None instead of slices; "list" or "tuple": the slices in one."""
     seconds: float = 0.0
     """What each partition takes."""
 
@@ -570,10 +570,16 @@ class Planned(rowlock.Job[Plan, int, int]):
     name = "fault.planned"
     retry = rowlock.Retry(max_attempts=1)
 
-    def partition(self, params: Plan, cluster: rowlock.Cluster) -> Iterator[int]:
-        if params.then == "nothing":
-            return cast(Iterator[int], None)  # a mistake that only a type checker sees
-        return self._numbers(params)
+    def partition(self, params: Plan, cluster: rowlock.Cluster) -> Iterable[int]:
+        match params.then:
+            case "nothing":
+                return cast(Iterable[int], None)  # a mistake that only a type checker sees
+            case "list":
+                return list(self._numbers(params))
+            case "tuple":
+                return tuple(self._numbers(params))
+            case _:
+                return self._numbers(params)
 
     def _numbers(self, params: Plan) -> Iterator[int]:
         yield from range(1, params.count + 1)
