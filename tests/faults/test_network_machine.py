@@ -13,11 +13,11 @@ from tests.support.fleet import Fleet, NodeProcess, eventually
 from tests.support.netns import Machine
 from tests.support.postgres import Cluster
 from tests.support.supervisor import environment
+from tests.support.waiting import SLACK_SECONDS
 
 NOTICED_SECONDS = 11 + 2
 """Until the server knows of a client that vanished: 5 s of silence and three probes 2 s apart; a statement
 that runs is asked for every 2 s whether anybody waits for it."""
-SLACK_SECONDS = 4
 UNREACHABLE_SECONDS = GRACE_SECONDS = 2.0
 
 ASKS = """

@@ -7,10 +7,7 @@ from uuid import UUID, uuid4
 from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import TIMES, Fleet, Row, eventually
 from tests.support.supervisor import send, state
-from tests.support.waiting import wait_until
-
-SLACK_SECONDS = 4.0
-"""What a busy machine may take for what is done at once."""
+from tests.support.waiting import SLACK_SECONDS, wait_until
 
 
 def test_a_node_that_slept_past_its_removal_changes_nothing_and_begins_anew(fleet: Fleet) -> None:

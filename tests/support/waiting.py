@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
+
+SLACK_SECONDS: Final = 4.0
+"""What a machine with other work may add to a time that is promised."""
 
 
 def wait_until(
