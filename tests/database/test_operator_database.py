@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
@@ -17,6 +18,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from rowlock.errors import Unavailable
+from rowlock.protocol.model import ServerIdentity
 from rowlock_operator import database as database_module
 from rowlock_operator.database import Database, Declined
 from rowlock_operator.model import (
@@ -524,9 +526,34 @@ def test_the_operators_role_is_refused(scene: Scene, what: str) -> None:
         db.execute(statement, values)
 
 
-def test_operator_and_nodes_say_the_same_of_the_same_database(
-    operator: Operator, scene: Scene
+# -- which database it is ------------------------------------------------------------------------
+
+
+def nodes_say(database: PrivateDatabase) -> ServerIdentity:
+    with Scene(database) as nodes:
+        return nodes.store.notice_server(nodes.a_node())
+
+
+def test_operator_and_nodes_say_the_same_of_the_same_database_only(
+    operator: Operator, scene: Scene, database: PrivateDatabase, private_database: PrivateDatabase
 ) -> None:
     """Whoever looks at another database than the rest, for weeks with an empty queue, is seen by its
-    metric. (Reported as eliza#15207.)"""
-    assert operator.do(operator.database.server()) == scene.store.notice_server(scene.a_node())
+    metric: on the same server by the name, on another one even under the same name. (Reported as
+    eliza#15207.)"""
+    mine: ServerIdentity = operator.do(operator.database.server())
+    assert mine == nodes_say(scene.database)
+
+    beside = nodes_say(database)
+    assert beside == replace(mine, database=database.name)
+    assert beside.labels != mine.labels
+
+    namesake = replace(private_database, name=scene.database.name)
+    with psycopg.connect(private_database.cluster.admin_dsn, autocommit=True) as db:
+        rename = sql.SQL("ALTER DATABASE {} RENAME TO {}")
+        db.execute(
+            rename.format(sql.Identifier(private_database.name), sql.Identifier(namesake.name))
+        )
+    elsewhere = nodes_say(namesake)
+    assert elsewhere.database == mine.database
+    assert elsewhere.system_identifier != mine.system_identifier
+    assert elsewhere.labels != mine.labels

@@ -16,6 +16,7 @@ from rowlock_operator.model import DatabaseAction, DeletionPolicy, Observed
 from rowlock_operator.reconcile import reconcile
 from tests.support.batchjobs import CONTRACT, OPTIONS, World, a_batchjob, told
 from tests.support.builders import HASH, Scene
+from tests.support.postgres import Database as NodesDatabase
 
 T = TypeVar("T")
 
@@ -51,10 +52,12 @@ class Bench(World):
 
     def look(self) -> None:
         """Observe again what the database says."""
+        spec = self.batchjob.spec
         row = self.do(self.database.execution_of(self.batchjob.uid))
         self.sees(
             execution=None if row is None else row.execution,
-            contract=self.do(self.database.contract(self.scene.job)),
+            contract=self.do(self.database.contract(spec.job)),
+            pool_nodes=self.do(self.database.pool_nodes(spec.job, spec.pool)),
             now=datetime.now(UTC),
         )
 
@@ -223,3 +226,31 @@ def test_a_deadline_ends_what_no_node_runs(scene: Scene, bench: Bench) -> None:
     bench.settle()
 
     assert "Failed=True DeadlineExceeded" in told(bench.batchjob)
+
+
+def test_a_batchjob_says_that_none_runs_its_job_where_the_nodes_use_another_database(
+    scene: Scene, bench: Bench, benches: list[Bench], database: NodesDatabase
+) -> None:
+    """They are alive and idle, there; the operator's database knows the job from before, or never knew it.
+    (For three weeks all was green and nothing ran: reported as eliza#15207.)"""
+    unknown = f"{scene.job}-unknown"
+    benches += [Bench(scene, job=job, master={"mode": "Pool"}) for job in (scene.job, unknown)]
+    with Scene(database) as elsewhere:
+        elsewhere.a_node(pool=scene.pool, jobs={scene.job: [HASH], unknown: [HASH]})
+
+        for one in benches[1:]:
+            one.settle()
+    _, waits, refused = benches
+    none = f"no living node of pool {scene.pool} runs job {scene.job}"
+    assert ("Accepted=True Accepted" in told(waits.batchjob), waits.status["message"]) == (
+        True,
+        none,
+    )
+    assert "Accepted=False UnknownJob" in told(refused.batchjob)
+
+    scene.a_node()
+    waits.look()
+    waits.passes(60)  # what only explains is written now and then
+    waits.settle()
+
+    assert waits.status["message"] == "waits for a node to become its master"
