@@ -1,15 +1,22 @@
 """Requesting: idempotent by launch key, and one execution at a time of an instance."""
 
-from functools import partial
+import json
+import re
+import subprocess
+import sys
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from rowlock.db.connect import connect
 from rowlock.db.store import Store
+from tests.support import launchers
 from tests.support.builders import AT_LEAST_ONCE, HASH, Scene, a_policy, at_once
+from tests.support.supervisor import environment
+
+PROCESSES = 20
+ROUNDS = 50
 
 
 def request(
@@ -105,35 +112,50 @@ def test_of_twenty_racing_launchers_one_wins(scene: Scene) -> None:
         assert len(rows) == 1
 
 
-def test_launchers_race_in_a_database_with_a_stricter_default_as_in_any_other(
-    alone: Scene,
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_of_twenty_processes_that_ask_at_once_one_wins_and_no_error_is_logged(
+    alone: Scene, isolation: str
 ) -> None:
-    """REPEATABLE READ as the database's default would turn the losers' answers into serialization failures:
-    rowlock's own sessions do not take it over. (Reported as spring-batch#904, #1230.)"""
-    name = sql.Identifier(alone.database.name)
-    with alone.database.connect() as db:
-        db.execute(
-            sql.SQL(
-                "ALTER DATABASE {} SET default_transaction_isolation = 'repeatable read'"
-            ).format(name)
-        )
-    dsn = alone.database.dsn_as("rowlock_node")
-    sessions = [connect(dsn, application_name="a launcher") for _ in range(20)]
-    try:
-        for round_ in range(30):
-            calls = [
-                partial(request, alone, instance=f"i{round_}", store=Store(session))
-                for session in sessions
-            ]
-            answers = at_once(*calls)
+    """Each on a machine of its own, as it were, in a database whose default would turn the losers' answers into
+    serialization failures, too: rowlock's own sessions do not take it over. (Reported as spring-batch#904,
+    #1230.)"""
+    name = alone.database.name
+    alter = sql.SQL("ALTER DATABASE {} SET default_transaction_isolation = {}")
+    alone.admin.execute(alter.format(sql.Identifier(name), isolation))
+    log_start = alone.database.cluster.log_size()
 
-            assert len({id_ for id_, _ in answers}) == 1
-            assert sorted(outcome for _, outcome in answers) == [*["requested"], *["running"] * 19]
-    finally:
-        for session in sessions:
-            session.close()
+    rounds = asked_by_processes(alone, PROCESSES, ROUNDS)
+
+    assert len(rounds) == ROUNDS
+    for round_, answers in enumerate(rounds):
+        assert len({id_ for id_, _ in answers}) == 1
+        others = "exists" if launchers.share_their_key(round_) else "running"
+        outcomes = sorted(outcome for _, outcome in answers)
+        assert outcomes == sorted([*[others] * (PROCESSES - 1), "requested"])
     made = alone.one("SELECT count(*) AS n FROM rowlock.batch_job_coordination")
-    assert made.n == 30
+    assert made.n == ROUNDS
+    said = [
+        line
+        for line in alone.database.cluster.log_since(log_start).splitlines()
+        if f"@{name} " in line and re.search(r"\b(ERROR|FATAL|PANIC): ", line)
+    ]
+    assert said == []
+
+
+def asked_by_processes(scene: Scene, processes: int, rounds: int) -> list[list[tuple[str, str]]]:
+    """What so many were answered in each of so many rounds."""
+    words = [scene.database.dsn_as("rowlock_node"), scene.job, scene.pool, processes, rounds]
+    done = subprocess.run(
+        [sys.executable, "-m", launchers.__name__, *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    answers: list[list[tuple[str, str]]] = json.loads(done.stdout)
+    return answers
 
 
 def test_a_launcher_that_rolls_back_leaves_the_instance_free(scene: Scene) -> None:
