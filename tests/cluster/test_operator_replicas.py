@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.builders import a_seed
 from tests.support.cluster import Kubectl, Object, OperatorProcess, Operators, as_text
 from tests.support.operator_scene import OperatorScene
 from tests.support.waiting import wait_until
@@ -41,9 +40,9 @@ def accepted(kubectl: Kubectl) -> list[Object]:
 
 
 def test_two_operators_that_are_killed_at_random_launch_everything_once(
-    namespace: Kubectl, operators: Operators, scene: OperatorScene
+    namespace: Kubectl, operators: Operators, scene: OperatorScene, seed: int
 ) -> None:
-    chance = random.Random(a_seed("ROWLOCK_SEED"))
+    chance = random.Random(seed)
     alive = [operators.start(), operators.start()]
     wanted = [scene.batchjob(f"run-{number:03}") for number in range(MANY)]
 

@@ -18,7 +18,7 @@ from rowlock.db import views
 from rowlock.db.store import Store
 from rowlock.protocol.model import Claim, Completion
 from tests.support import oracles
-from tests.support.builders import AT_MOST_ONCE, Run, Scene, a_policy, a_seed, at_once
+from tests.support.builders import AT_MOST_ONCE, Run, Scene, a_policy, at_once
 from tests.support.waiting import wait_until
 
 CLAIMERS = 6
@@ -155,13 +155,12 @@ def test_who_comes_too_late_for_the_last_place_looks_for_other_work(scene: Scene
 class Crew:
     """Claimers on connections of their own, which check the limit inside each of their claims."""
 
-    def __init__(self, scene: Scene, run: Run) -> None:
+    def __init__(self, scene: Scene, run: Run, seed: int) -> None:
         self.scene, self.run = scene, run
         self.claimed = 0
         self.exceeded: list[tuple[int, int]] = []
         self.samples: list[tuple[int, int | None]] = []
         self.over = threading.Event()
-        seed = a_seed()
         self.members = [
             (Store(scene.database.connect()), scene.a_node(), random.Random(seed + n))
             for n in range(CLAIMERS)
@@ -227,9 +226,9 @@ class Crew:
             store.connection.close()
 
 
-def test_the_limit_holds_for_six_claimers_over_a_thousand_rounds(alone: Scene) -> None:
+def test_the_limit_holds_for_six_claimers_over_a_thousand_rounds(alone: Scene, seed: int) -> None:
     run = limited(alone, 60_000, 5)
-    crew = Crew(alone, run)
+    crew = Crew(alone, run, seed)
 
     crew.work()
 
@@ -241,14 +240,14 @@ def test_the_limit_holds_for_six_claimers_over_a_thousand_rounds(alone: Scene) -
     assert oracles.miscounted(alone) == []
 
 
-def test_the_limit_holds_while_it_is_changed(alone: Scene) -> None:
+def test_the_limit_holds_while_it_is_changed(alone: Scene, seed: int) -> None:
     """Up, down, away and back, as fast as the changes go through."""
     run = alone.an_execution(60_000)
-    crew = Crew(alone, run)
+    crew = Crew(alone, run, seed)
     changes: Counter[str] = Counter()
 
     def beside(working: list[Any]) -> None:
-        rng = random.Random(7)
+        rng = random.Random(seed)
         while not all(one.done() for one in working):
             changes[change(alone, run, parallelism=rng.choice([1, 2, 4, 8, None]))] += 1
 

@@ -23,10 +23,9 @@ from tests.support.builders import (
     HASH,
     Scene,
     a_policy,
-    a_seed,
 )
 
-SECONDS: Final = float(os.environ.get("ROWLOCK_STORM_SECONDS", "4"))
+SECONDS: Final = float(os.environ.get("ROWLOCK_STORM_SECONDS") or 4)
 """How long the storm lasts; longer by hand, to look for what is rare."""
 
 MOVES: Final = {
@@ -436,13 +435,13 @@ def calm(actor: Actor) -> None:
     raise AssertionError(f"never ended: {left[:5]}")
 
 
-def test_a_storm_of_everything_deadlocks_nowhere_and_loses_nothing(alone: Scene) -> None:
+def test_a_storm_of_everything_deadlocks_nowhere_and_loses_nothing(alone: Scene, seed: int) -> None:
     """Eight nodes do everything at once, and die of it. (Reported as kestra PR#9096, durable-workflow#408, hatchet
     PR#241, web2py#2244, pg-boss#832: reaper, heartbeat and completion lock rows in different orders.)"""
-    seed = a_seed("ROWLOCK_STORM_SEED")  # the moves are its, their interleaving is the machine's
     oracles.watch(alone)
     alone.admin.execute(EVERYBODY_IS_GONE)
     record = Record()
+    # The moves are the seed's, their interleaving is the machine's.
     actors = [Actor(alone, record, random.Random(seed + n)) for n in range(8)]
     for _ in range(4):
         actors[0].request()

@@ -17,7 +17,6 @@ from tests.support.builders import (
     Run,
     Scene,
     a_policy,
-    a_seed,
     at_once,
 )
 from tests.support.waiting import wait_until
@@ -770,9 +769,9 @@ def test_a_cancel_does_not_wait_for_a_gap_between_claims(scene: Scene) -> None:
     assert seconds < 5
 
 
-def test_no_claim_commits_after_a_cancel(scene: Scene) -> None:
+def test_no_claim_commits_after_a_cancel(scene: Scene, seed: int) -> None:
     """Each claim returned either commits before the cancel does, or there is none."""
-    rng = random.Random(a_seed())
+    rng = random.Random(seed)
     stores = [scene.a_store() for _ in range(4)]
     nodes = [scene.a_node() for _ in stores]
     for _ in range(20):

@@ -3,11 +3,8 @@
 fleet            nodes over a database of this test's own
 private_postgres a server that only tests of one module use, one after the other (module)
 private_fleet    nodes over it, for tests that stop or freeze it, and let it run again
-seed             what random instants come from: another one in each run, told by a test that failed
 """
 
-import os
-import random
 from collections.abc import Generator
 
 import pytest
@@ -15,14 +12,7 @@ import pytest
 from tests.support.fleet import Fleet
 from tests.support.postgres import Cluster, Database
 
-SEED_VARIABLE = "ROWLOCK_FAULT_SEED"
-
 _FAILED = pytest.StashKey[bool]()
-
-
-@pytest.fixture
-def seed() -> int:
-    return int(os.environ.get(SEED_VARIABLE) or random.randrange(1 << 32))
 
 
 @pytest.fixture
@@ -56,12 +46,10 @@ def _fleet(made: Fleet, request: pytest.FixtureRequest) -> Generator[Fleet]:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the nodes said during a test that failed, and what repeats its choices (not its times)."""
+    """Show what the nodes said during a test that failed."""
     report = yield
     item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     arguments = getattr(item, "funcargs", {})
-    if report.failed and "seed" in arguments:
-        report.sections.append(("seed", f"{SEED_VARIABLE}={arguments['seed']}"))
     for value in arguments.values():
         if report.failed and isinstance(value, Fleet):
             story = value.story if report.when == "teardown" else value.tell()

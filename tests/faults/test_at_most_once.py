@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 import pytest
 
 from tests.faults.test_chaos import Chaos
+from tests.support import seeds
 from tests.support.fault_jobs import part, step
 from tests.support.fleet import TERMINAL, Fleet, NodeProcess, eventually
 from tests.support.pgproxy import PgProxy
@@ -75,9 +76,9 @@ def proxy(private_fleet: Fleet) -> Generator[PgProxy]:
         yield made
 
 
-@pytest.mark.parametrize("_schedule", range(SCHEDULES))
+@seeds.several(SCHEDULES)
 def test_at_most_once_work_is_started_once_whatever_is_killed_paused_or_cut_off(
-    private_fleet: Fleet, proxy: PgProxy, seed: int, _schedule: int
+    private_fleet: Fleet, proxy: PgProxy, seed: int
 ) -> None:
     """40 partitions on nodes that are killed, put to sleep past their removal, and cut off before and after
     their claims and completions reach the server, which restarts: each is started at most once, ends COMPLETED

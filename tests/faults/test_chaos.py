@@ -1,6 +1,7 @@
 """Faults at random, over nodes that do work of every kind at once: what is promised holds all the same.
 
-ROWLOCK_CHAOS_SECONDS makes it last longer than the few seconds of an ordinary run.
+ROWLOCK_CHAOS_SECONDS makes it last longer than the few seconds of an ordinary run, and ROWLOCK_FAULT_SEEDS runs it
+from more than one seed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from tests.support import seeds
 from tests.support.fault_jobs import Part, part, step
 from tests.support.fleet import TERMINAL, Fleet, NodeProcess, eventually
 from tests.support.pgproxy import PgProxy
@@ -21,7 +23,7 @@ from tests.support.supervisor import is_alive, send
 from tests.support.waiting import wait_until
 
 NODES = 3
-SECONDS = 8.0
+SECONDS = float(os.environ.get("ROWLOCK_CHAOS_SECONDS") or 8)
 ITEMS = 20
 
 
@@ -158,15 +160,15 @@ def work(number: int) -> list[Part]:
     ]
 
 
+@seeds.several(seeds.SEEDS)
 def test_random_faults_break_no_promise(fleet: Fleet, seed: int) -> None:
     """Nodes and executors are killed, drained, paused and cut off while they work, and the network loses
     their requests, answers and packets. Every AT_LEAST_ONCE
     partition completes, with each of its rows written once; no AT_MOST_ONCE partition is begun twice,
     and one that did not complete is FAILED; nothing deadlocks, no claim is left behind."""
-    seconds = float(os.environ.get("ROWLOCK_CHAOS_SECONDS") or SECONDS)
     rng = random.Random(seed)
     with Chaos(fleet, rng) as chaos:
-        repeated, once = run_under(chaos, seconds)
+        repeated, once = run_under(chaos, SECONDS)
     check(fleet, repeated, once)
 
 

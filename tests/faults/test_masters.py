@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.support import seeds
 from tests.support.fault_jobs import Step, part, parts, step
 from tests.support.fleet import Fleet, LaunchProcess, Row, eventually
 from tests.support.waiting import wait_until
@@ -234,6 +235,7 @@ def test_finish_is_repeated_by_the_rules_of_partitions(fleet: Fleet) -> None:
     ended_once(fleet, row, 2)
 
 
+@seeds.several(seeds.SEEDS)
 def test_masters_killed_at_random_moments_leave_executions_that_complete(
     fleet: Fleet, seed: int
 ) -> None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.support import seeds
 from tests.support.fault_jobs import part, step
 from tests.support.fleet import Fleet, NodeProcess, eventually
 from tests.support.supervisor import send
@@ -15,6 +16,7 @@ CHUNKED, ITEMS = 4, 400
 WHOLE, ROWS = 60, 5
 
 
+@seeds.several(seeds.SEEDS)
 def test_rows_are_written_once_whenever_a_process_is_killed(fleet: Fleet, seed: int) -> None:
     """kill -9 of executors and of whole nodes at random moments, while chunks commit with their
     checkpoint and whole attempts with their completion: every item is there exactly once."""

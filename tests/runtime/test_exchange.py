@@ -107,14 +107,14 @@ class Slow(Store):
 
 
 def test_what_comes_back_before_the_place_where_claims_begin_is_claimed_all_the_same(
-    alone: Scene,
+    alone: Scene, seed: int
 ) -> None:
     run = a_long_line(alone, 1000, policy=a_policy(max_attempts=1000))
     node, store = Node(alone), Slow(alone.store.connection)
-    hints = 0
+    hints, rng = 0, random.Random(seed)
     while set(alone.statuses(run)) != {"COMPLETED"}:
         for claim in node.exchange(store, slots=20):
-            if random.random() < 0.3:
+            if rng.random() < 0.3:
                 node.held.remove(claim)
                 assert alone.fail(node.id, claim) == "retry"
         hints += bool(node.lines.passed)

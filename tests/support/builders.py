@@ -7,8 +7,6 @@ the role rowlock_node, as real nodes do, and looks at the rows as superuser.
 from __future__ import annotations
 
 import itertools
-import os
-import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -466,17 +464,6 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
 
     with ThreadPoolExecutor(len(calls)) as threads:
         return [future.result() for future in [threads.submit(run, call) for call in calls]]
-
-
-def a_seed(variable: str = "") -> int:
-    """A seed for one test, shown when the test fails.
-
-    Args:
-        variable: The environment variable that sets it, for a replay; none if empty.
-    """
-    seed = int(os.environ.get(variable) or random.SystemRandom().randrange(2**31))
-    print(f"seed {variable}={seed}" if variable else f"seed {seed}")  # noqa: T201  # pytest keeps it
-    return seed
 
 
 def a_beat_answer(*peers: Peer) -> BeatAnswer:

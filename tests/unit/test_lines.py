@@ -63,13 +63,14 @@ def test_after_a_look_without_an_answer_claims_go_on_from_what_was_known() -> No
     assert lines.must_look(20.0 + LOOK_SECONDS_MAX)
 
 
-def test_the_place_moves_on_with_what_is_claimed_and_never_back() -> None:
+def test_the_place_moves_on_with_what_is_claimed_and_never_back(seed: int) -> None:
     """Others claim too: what this node passed over a moment ago it need not pass over again."""
     lines = Lines()
-    places = [(random.choice((-1, 0, 9)), number) for number in range(2, 40)]
+    rng = random.Random(seed)
+    places = [(rng.choice((-1, 0, 9)), number) for number in range(2, 40)]
     lines.looked({LINE: (9, 1)}, 0.0, 1.0)
 
-    lines.claimed([a_claim(place) for place in random.sample(places, len(places))])
+    lines.claimed([a_claim(place) for place in rng.sample(places, len(places))])
 
     last = max(p for p in places if p[0] == min(places)[0])
     assert lines.passed == {LINE: last}
