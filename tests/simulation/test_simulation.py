@@ -24,8 +24,8 @@ from tests.simulation.simulation import Simulation, describe
 from tests.support.builders import Scene
 from tests.support.postgres import Cluster, Database
 
-SEEDS: Final = int(os.environ.get("ROWLOCK_SIMULATION_SEEDS", "300"))
-ONCE_SEEDS: Final = int(os.environ.get("ROWLOCK_SIMULATION_ONCE_SEEDS", -(-SEEDS // 4)))
+SEEDS: Final = int(os.environ.get("ROWLOCK_SIMULATION_SEEDS") or 300)
+ONCE_SEEDS: Final = int(os.environ.get("ROWLOCK_SIMULATION_ONCE_SEEDS") or -(-SEEDS // 4))
 BATCH: Final = 10
 
 Move: TypeAlias = tuple[str, str | None, str]
