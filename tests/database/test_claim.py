@@ -53,6 +53,7 @@ def test_eight_claimers_never_get_the_same_partition(scene: Scene) -> None:
         assert {row.id: (row.assigned_node, row.claim_token) for row in rows} == owners
 
 
+@pytest.mark.timeout(120 + CLAIM_ROUNDS // 20)
 def test_one_row_that_twenty_claim_again_and_again_has_one_holder_at_a_time(scene: Scene) -> None:
     """Who did not win gets nothing, whatever it read before: each claim is one answer to one claimer.
 

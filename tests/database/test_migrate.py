@@ -325,8 +325,9 @@ def test_a_table_in_use_is_waited_for_and_then_named(
     assert len(migrate(empty_database.dsn, migrations=second)) == 1
 
 
-def test_a_reader_of_one_minute_is_waited_for() -> None:
-    """As long as a backup or a report keeps a table; and at no time is anybody held up for a lease."""
+def test_all_attempts_last_for_a_minute_and_none_as_long_as_a_lease() -> None:
+    """Arithmetic: a backup or a report that keeps a table for a minute is waited for, as the next test does with
+    one of a moment; and at no time is anybody held up for a lease."""
     waits = migration.LOCK_SECONDS
     assert sum(waits) + sum(migration.PAUSE_FACTOR * wait for wait in waits[:-1]) > 60
     settings = Settings()
