@@ -75,7 +75,8 @@ def test_work_that_is_launched_while_no_node_listens_begins_within_a_poll(
     fleet: Fleet, proxy: PgProxy
 ) -> None:
     """The announcement goes to a connection that has just been lost: the next beat finds the work.
-    (A queue that rests on notifications alone leaves it until the next one.)"""
+    (A queue that rests on notifications alone leaves it until the next one: simonwillison.net of 2025-07-11 on
+    Recall.ai, "Listen carefully" at FOSDEM 2026, minhle.xyz on dropped jobs.)"""
     fleet.settings.update(poll_seconds=5, unreachable_seconds=5)
     one = fleet.node("one", ROWLOCK_DSN=proxy.dsn)
     one.wait_beats(1)
