@@ -325,6 +325,35 @@ def test_a_table_in_use_is_waited_for_and_then_named(
     assert len(migrate(empty_database.dsn, migrations=second)) == 1
 
 
+def test_a_deadlock_with_somebody_else_costs_an_attempt_and_not_the_migration(
+    empty_database: Database, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The migration has one table and waits for another; who has that wants the first. The server ends one of them."""
+    first = "CREATE TABLE rowlock.a (); CREATE TABLE rowlock.b ();"
+    migrate(empty_database.dsn, migrations=folder(first))
+    second = folder(first, "LOCK TABLE rowlock.a; LOCK TABLE rowlock.b;")
+    monkeypatch.setattr(migration, "LOCK_SECONDS", (5.0, 5.0))
+    monkeypatch.setattr(migration, "PAUSE_FACTOR", 0.0)
+    waits = "SELECT count(*) FROM pg_locks WHERE relation = %s::regclass AND NOT granted"
+    with (
+        empty_database.connect() as looks,
+        empty_database.connect(autocommit=False) as other,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        looks.execute(
+            sql.SQL("ALTER DATABASE {} SET deadlock_timeout = 500").format(
+                sql.Identifier(empty_database.name)
+            )
+        )
+        other.execute("SET deadlock_timeout = '1h'")
+        other.execute("LOCK TABLE rowlock.b")
+        applied = thread.submit(migrate, empty_database.dsn, migrations=second)
+        wait_until(lambda: empty_database.value(waits, ["rowlock.b"]) == 1, what="it waits for b")
+        other.execute("LOCK TABLE rowlock.a")  # the migration looks for a deadlock, and finds it
+        other.rollback()
+        assert len(applied.result()) == 1
+
+
 def test_all_attempts_last_for_a_minute_and_none_as_long_as_a_lease() -> None:
     """Arithmetic: a backup or a report that keeps a table for a minute is waited for, as the next test does with
     one of a moment; and at no time is anybody held up for a lease."""

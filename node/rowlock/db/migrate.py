@@ -62,6 +62,8 @@ RUNNER_WAIT_SECONDS: Final = 300.0
 
 # "rowlock" and a zero in ASCII. Advisory locks are per database; nobody else's key looks like this.
 _RUNNER_LOCK: Final = int.from_bytes(b"rowlock\0")
+# A deadlock, too, is a lock that somebody else has: a node that holds one table and waits for another.
+_NO_LOCK: Final = (pg.LockNotAvailable, pg.DeadlockDetected)
 _FILE_NAME: Final = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.sql")
 _NO_TRANSACTION: Final = "-- no-transaction"
 _HEAD: Final = re.compile(rb"(?:--.*\n)*")
@@ -304,7 +306,7 @@ def _apply(db: AnyConnection, migration: Migration) -> Applied:
             with _naming(migration):
                 _run(db, migration, lock_seconds)
             break
-        except pg.LockNotAvailable as problem:
+        except _NO_LOCK as problem:
             if attempt == len(LOCK_SECONDS):
                 raise Refused(
                     f"migration {migration.label} did not get its locks in {attempt} attempts and "
@@ -456,7 +458,7 @@ def _naming(migration: Migration) -> Generator[None]:
     """Say which file an error of the server came from."""
     try:
         yield
-    except (pg.LockNotAvailable, psycopg.OperationalError):
+    except (*_NO_LOCK, psycopg.OperationalError):
         raise
     except pg.InsufficientPrivilege as problem:
         raise Refused(
