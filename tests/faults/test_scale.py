@@ -1,11 +1,17 @@
 """Many nodes, much work, many deaths: what they cost the database, and what they leave behind."""
 
+import os
 import time
 from pathlib import Path
 
 from tests.support.fault_jobs import parts, step
 from tests.support.fleet import Fleet, Member, eventually
+from tests.support.history import fill, settle
 from tests.support.supervisor import send
+
+BEATS = "rowlock_heartbeat_duration_seconds_count"
+STATEMENTS = "rowlock_db_query_duration_seconds_count"
+HISTORY_ROWS = int(os.environ.get("ROWLOCK_HISTORY_ROWS") or 100_000)
 
 WAITING = """
 SELECT count(*) FILTER (WHERE wait_event_type = 'Lock') AS held_up, count(*) AS busy FROM pg_stat_activity
@@ -43,6 +49,36 @@ def test_idle_nodes_cost_one_statement_a_beat_and_many_claimers_do_not_queue(fle
 
     eventually(is_over, "all of it is done")
     assert waiting <= 0.1 * looks + 1, f"{waiting} of {looks} busy sessions waited for a lock"
+
+
+def test_an_idle_node_asks_no_more_beside_much_finished_work(fleet: Fleet) -> None:
+    """Whatever was ever done leaves nothing that somebody would look after again and again."""
+    node = fleet.node("one", slots=2, beat_seconds=0.1)
+    fleet.warm_up(node)
+
+    def counts() -> tuple[float, float]:
+        """Statements and beats so far, as one answer tells them."""
+        found = node.metrics()
+        told = [
+            sum(n for key, n in found.items() if key.startswith(x)) for x in (STATEMENTS, BEATS)
+        ]
+        return told[0], told[1]
+
+    def statements_a_beat() -> float:
+        """Over twenty beats, with what comes every second."""
+        sent, beaten = counts()
+        eventually(lambda: counts()[1] >= beaten + 20, "it beats")
+        sent_then, beaten_then = counts()
+        return (sent_then - sent) / (beaten_then - beaten)
+
+    without = statements_a_beat()
+    with fleet.database.connect() as db:
+        fill(db, HISTORY_ROWS, "done-", execution=None, result="1")
+        settle(db)
+    beside = statements_a_beat()
+
+    assert 0.9 < without < 2, "it is idle"
+    assert beside < without + 0.15, "a second has ten beats"
 
 
 def files(member: Member) -> int:

@@ -1,15 +1,28 @@
 """One release takes over from another in mid-run: nodes, operator and schema in whatever order, and nothing
 is lost or doubled. Reported elsewhere as work that the old version drops, crash loops on a missing column,
-and stalls behind a migration (cakephp-queue#201, formbricks#9123, freehire#1284, oban#1373)."""
+and stalls behind a migration (cakephp-queue#201, formbricks#9123, freehire#1284, oban#1373).
+
+ROWLOCK_UPGRADE_ROWS is how many partitions there are in the table that is migrated (60000).
+"""
 
 import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 
+from rowlock.db.migrate import LOCK_SECONDS
+from rowlock.db.store import Store
+from rowlock.protocol.model import Completion
+from tests.support.builders import Scene
 from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, NodeProcess, eventually
+from tests.support.history import fill, settle
+from tests.support.latency import percentile
+from tests.support.postgres import Database
 from tests.support.releases import (
     KNOWN,
     Release,
@@ -17,6 +30,19 @@ from tests.support.releases import (
     next_release,
     record_migration,
 )
+
+UPGRADE_ROWS = int(os.environ.get("ROWLOCK_UPGRADE_ROWS") or 60_000)
+
+ONE_TABLE = """\
+SET LOCAL ROLE rowlock_owner;
+ALTER TABLE rowlock.batch_partitions ADD COLUMN note text;
+"""
+
+# In which files the tables are: others once one was written anew.
+FILES = """
+SELECT relname, pg_relation_filenode(oid) FROM pg_class
+WHERE relnamespace = 'rowlock'::regnamespace AND relkind IN ('r', 'i') AND relname LIKE 'batch%' ORDER BY relname
+"""
 
 # What another release's operator does with the database, without a cluster around it.
 OPERATOR = """
@@ -272,6 +298,58 @@ def test_a_migration_that_waits_behind_a_long_reader_stalls_nobody_for_long(
     once_each(fleet, *runs)
     assert not fleet.db_events("node_removed")
     assert all(node.popen.poll() is None for node in nodes)
+
+
+@pytest.mark.timeout(120 + UPGRADE_ROWS // 5000)
+def test_claims_are_as_quick_while_a_migration_of_a_large_table_waits_for_a_reader(
+    database: Database, tmp_path: Path
+) -> None:
+    """Four claim all the time: 99 of 100 claims take no longer than before, and the others no longer than one
+    attempt of the migration; no table is written anew. Reported as pg-boss#832, margince#1844, good_job#287."""
+    following = next_release(tmp_path / "next", ONE_TABLE)
+    spent: dict[str, list[float]] = {"before": [], "meanwhile": []}
+    phase = "before"
+    with Scene(database) as scene, ThreadPoolExecutor(4) as threads:
+        run = scene.an_execution(1)
+        fill(scene.admin, UPGRADE_ROWS // 2, "done-", execution=run.id, result="1")
+        fill(scene.admin, UPGRADE_ROWS // 2, "waits-", execution=run.id)
+        settle(scene.admin)
+        nodes = {scene.a_node(): scene.a_store() for _ in range(4)}
+        files = scene.all(FILES)
+
+        def work(node: UUID, store: Store) -> None:
+            done: list[Completion] = []
+            while phase:
+                began, during = time.perf_counter(), spent[phase]
+                outcomes, claims = store.complete_and_claim(
+                    node, done, slots=1, prefetch=0, idle=False, seed=len(during)
+                )
+                during.append(time.perf_counter() - began)
+                assert claims, "ROWLOCK_UPGRADE_ROWS are too few"
+                assert set(outcomes.values()) <= {"completed"}
+                done = [Completion(id=one.id, token=one.token, result="1") for one in claims]
+
+        busy = [threads.submit(work, *node) for node in nodes.items()]
+        try:
+            eventually(lambda: len(spent["before"]) >= 2000, "they claim")
+            with database.connect(autocommit=False) as reader:
+                reader.execute("SELECT count(*) FROM rowlock.batch_partitions LIMIT 1")
+                phase = "meanwhile"
+                migration = following.start("-m", "rowlock", "migrate", "--dsn", database.dsn)
+                assert migration.stdout is not None
+                with migration:
+                    for _ in range(2):
+                        assert "waits for a lock: trying again" in migration.stdout.readline()
+                    reader.rollback()
+                    assert f"applied {KNOWN + 1:04}_next" in migration.stdout.read()
+        finally:
+            phase = ""
+        for one in busy:
+            one.result()
+        assert scene.all(FILES) == files
+
+    assert percentile(spent["meanwhile"], 99) < 5 * percentile(spent["before"], 99)
+    assert max(spent["meanwhile"]) < LOCK_SECONDS[1] + 1
 
 
 def test_a_job_that_only_newer_nodes_know_waits_for_one_and_everybody_can_see_why(
