@@ -1,7 +1,7 @@
 """`make bench`: what rowlock costs, beside bare psycopg with the same statements in the same run.
 
-`python -m tests.benchmarks [--times N] [name …]` runs some of: throughput, latency, idle, plan, recovery,
-drain, master, outage. The last four are the losses, each repeated N times.
+`python -m tests.benchmarks [--times N] [name …]` runs some of: throughput, latency, idle, plan, notify,
+recovery, drain, master, outage. The last four are the losses, each repeated N times.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rowlock.db.store import Store
 from rowlock.protocol.model import FIRST_STEP, Completion
 from rowlock.registry import Registry
 from tests.benchmarks import losses
+from tests.benchmarks.notify import notify
 from tests.benchmarks.report import fleet_on, say
 from tests.support.fleet import TERMINAL, Fleet, eventually
 from tests.support.postgres import Cluster
@@ -44,6 +45,7 @@ def main(arguments: list[str]) -> int:
         "latency": latency,
         "idle": idle,
         "plan": plan,
+        "notify": notify,
         **{name: partial(measure, times=given.times) for name, measure in losses.MEASURES.items()},
     }
     unknown = sorted(set(names) - set(known))
