@@ -162,6 +162,7 @@ def a_server_whose_clock_is_set(fleet: Fleet, clock: WallClock) -> None:
 
     for offset in ("+1h", "-1h"):
         clock.set(offset)
+        fleet.look_on()
         for node in (one, two):
             node.wait_beats(8)
         assert abs((fleet.now() - started).total_seconds()) > 3000, "it was set"

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -84,9 +85,8 @@ _LOG_LINES_SHOWN: Final = 150
 _MISTAKES: Final = frozenset({1, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS})
 """Exit statuses of a supervisor that no fault excuses."""
 _LOOK_SECONDS: Final = 0.05
-ORPHANED_SECONDS_MAX: Final = 5.0
-"""How long a claim may stand after its owner was removed while another node lives. Those that could not be
-recovered with the removal wait for the next pass, and that for its turn on a busy machine."""
+_IDLE_SECONDS_MAX: Final = 1.0
+"""How long a session of rowlock's own may sit in a transaction and do nothing."""
 _SCHEMA: Final = Path(__file__).with_name("fleet.sql")
 
 Row = Any  # a row with its columns as attributes
@@ -113,6 +113,8 @@ class Member:
         self.slots = slots
         self.host = "127.0.0.1"
         """Where its metrics and probes are asked for."""
+        self.may_end = True
+        """Whether the test expects its end: a worker goes on until somebody ends it."""
         self.mark = f"{fleet.mark}.{secrets.token_hex(4)}"
         self.log_path = fleet.folder / f"{name}-{self.mark[-8:]}.log"
         self.out_path = self.log_path.with_suffix(".out")
@@ -231,6 +233,7 @@ class Member:
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
         """Signal the supervisor alone."""
+        self.may_end = True
         send(self.process, signum)
 
     def stop(self) -> None:
@@ -260,12 +263,14 @@ class Member:
     def crash(self) -> None:
         """End every process of the node at once, as a machine that loses power does."""
         self.pause()
+        self.may_end = True
         for process in self.family():
             send(process, signal.SIGKILL)
         self.popen.wait(PATIENCE_SECONDS)
 
     def wait_gone(self) -> int:
         """Wait for the supervisor's end, and for that of all it started; its exit status."""
+        self.may_end = True
         status = self.popen.wait(PATIENCE_SECONDS)
         wait_until(
             lambda: not self.family(),
@@ -458,12 +463,16 @@ class Fleet:
         """How many executions the test means to leave behind that have not ended."""
         self.deadlocks_max = 0
         """How many deadlocks the test makes itself."""
-        self._admin: psycopg.Connection[Any] | None = None
+        self.recovery_seconds_max = 5.0
+        """How long a claim may stand, while another node lives, after its owner was removed or should have been.
+        Those that could not be recovered with the removal wait for the next pass, and that for its turn on a
+        busy machine."""
+        self._removal_seconds_max = 0.0
         self._onlooker: psycopg.Connection[Any] | None = None
         self._registry = Registry().load([JOBS])
         with database.connect() as db:
             db.execute(_SCHEMA.read_bytes())
-        self._look_on()
+        self._admin = self._connect()
 
     def __enter__(self) -> Self:
         return self
@@ -486,9 +495,9 @@ class Fleet:
         finally:
             self.story = self.tell()
             left = self._end_all()
-            for connection in (self._admin, self._onlooker):
-                if connection is not None:
-                    connection.close()
+            self._admin.close()
+            if self._onlooker is not None:
+                self._onlooker.close()
             shutil.rmtree(self.folder, ignore_errors=True)
         if check:
             assert not left, f"processes outlived their supervisor: {left}"
@@ -530,6 +539,7 @@ class Fleet:
             *("--pool", pool, "--import", jobs, "--http", "0", "--log-format", "json"),
         ]
         node = NodeProcess(self, name, slots, argv, self._environment(env))
+        node.may_end = failpoint is not None
         if machine is not None:
             node.host = machine.address
         self.members.append(node)
@@ -613,6 +623,11 @@ class Fleet:
         found["ROWLOCK_LOG_FORMAT"] = "json"
         for key, value in {**self.settings, **env}.items():
             found[key if key.isupper() else f"ROWLOCK_{key.upper()}"] = str(value)
+        self._removal_seconds_max = max(
+            self._removal_seconds_max,
+            float(found["ROWLOCK_UNREACHABLE_SECONDS"])
+            + float(found["ROWLOCK_REMOVAL_GRACE_SECONDS"]),
+        )
         return found
 
     @contextmanager
@@ -895,27 +910,41 @@ class Fleet:
 
     def move_to(self, database: Database) -> None:
         """Look at another database from now on: that of a server that was promoted."""
-        if self._admin is not None:
-            self._admin.close()
+        self._admin.close()
         self.database = database
+
+    def _connect(self) -> psycopg.Connection[Row]:
+        """Connect as superuser, and have somebody look on over another connection."""
+        self.look_on()
+        return self._superuser("fleet")
+
+    def _superuser(self, name: str) -> psycopg.Connection[Row]:
+        """A connection that waits for its turn: where nodes use up all there are, those that are just being
+        refused take even what is kept for superusers."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return psycopg.connect(
+                    self.database.dsn,
+                    autocommit=True,
+                    row_factory=namedtuple_row,
+                    application_name=name,
+                    options="-c client_connection_check_interval=200",
+                )
+            except psycopg.OperationalError as error:
+                if "too many clients" not in str(error) or time.monotonic() > deadline:
+                    raise
 
     def rows(self, query: LiteralString, *parameters: Any) -> list[Row]:
         """The rows of a statement, as superuser."""
-        if self._admin is None or self._admin.closed:
-            self._admin = psycopg.connect(
-                self.database.dsn,
-                autocommit=True,
-                row_factory=namedtuple_row,
-                application_name="fleet",
-            )
+        if self._admin.closed:
+            self._admin = self._connect()
         try:
             cursor = self._admin.execute(query, parameters or None)
         except psycopg.OperationalError:
             if not self._admin.closed:
                 raise
-            found = self.rows(query, *parameters)  # the server went away and came back
-            self._look_on()
-            return found
+            return self.rows(query, *parameters)  # the server went away and came back
         return cursor.fetchall() if cursor.description is not None else []
 
     def one(self, query: LiteralString, *parameters: Any) -> Row:
@@ -930,18 +959,36 @@ class Fleet:
 
     # -- what must always hold -----------------------------------------------------------------
 
-    def _look_on(self) -> None:
-        """Let the server look for what must not be, every 50 ms. It costs no thread here: nobody waits
-        for the answer of a statement that never ends."""
+    def look_on(self) -> None:
+        """Let the server look for what must not be, every 50 ms; anew if it did already. It costs no thread here:
+        nobody waits for the answer of a statement that never ends.
+
+        A test that sets the server's clock back calls it: whoever sleeps there sleeps longer by as much.
+        """
         if self._onlooker is not None:
             self._onlooker.close()
-        self._onlooker = psycopg.connect(
-            self.database.dsn,
-            autocommit=True,
-            application_name="fleet looks on",
-            options="-c client_connection_check_interval=200",
-        )
+        self._onlooker = self._superuser("fleet looks on")
         self._onlooker.pgconn.send_query(f"CALL fleet.look_on({_LOOK_SECONDS})".encode())
+
+    def check_sightings(self, *, patience: float = PATIENCE_SECONDS) -> None:
+        """Somebody has looked on to the end, and has seen nothing for longer than it may be."""
+        before = self.value("SELECT last_value FROM fleet.looks")
+        eventually(
+            lambda: self.value("SELECT last_value FROM fleet.looks") > before + 1,
+            "the onlooker looks on; if it ended, its last statement is in the server's log",
+            patience,
+        )
+        allowed = {
+            "claim without an owner": self.recovery_seconds_max,
+            "claim of a silent node": self._removal_seconds_max + self.recovery_seconds_max,
+            "idle in transaction": _IDLE_SECONDS_MAX,
+        }
+        seen = [
+            row
+            for row in self.rows("SELECT * FROM fleet.sightings")
+            if row.looks > allowed[row.what] / _LOOK_SECONDS
+        ]
+        assert not seen, f"seen while it ran, in so many looks of {_LOOK_SECONDS} s: {seen}"
 
     def check(self) -> None:
         """What must hold after every scenario."""
@@ -962,11 +1009,7 @@ class Fleet:
             ),
             f"all executions end, but for {self.left_open} (Fleet.left_open)",
         )
-        seen = self.rows(
-            "SELECT * FROM fleet.sightings WHERE what <> 'claim without an owner' OR looks > %s",
-            ORPHANED_SECONDS_MAX / _LOOK_SECONDS,
-        )
-        assert not seen, f"seen while it ran: {seen}"
+        self.check_sightings()
         live = self.rows(oracles.LIVE_AFTER_THE_END)
         assert not live, f"an execution is over and this is not: {live}"
         wrong = self.rows(oracles.MISCOUNTED)
@@ -1009,10 +1052,14 @@ class Fleet:
         assert not twice, f"AT_MOST_ONCE, and started more than once: {twice}"
 
     def _check_processes(self) -> None:
-        """Nobody ended by a mistake of ours; nodes that can say that they live do; none logged what it never
-        should."""
-        ends = {member.name: member.popen.poll() for member in self.members}
-        wrong = {name: status for name, status in ends.items() if status in _MISTAKES}
+        """Nobody ended by a mistake of ours, or unasked; nodes that can say that they live do; none logged what it
+        never should."""
+        ends = [(member, member.popen.poll()) for member in self.members]
+        wrong = {
+            member.name: status
+            for member, status in ends
+            if status in _MISTAKES or (status is not None and not member.may_end)
+        }
         assert not wrong, f"ended unexpectedly: {wrong}"
         for member in self.members:
             if not isinstance(member, NodeProcess) or not member.events("node_registered"):

@@ -65,41 +65,60 @@ $$;
 CREATE TRIGGER fleet_watch BEFORE UPDATE ON rowlock.batch_partitions
     FOR EACH ROW EXECUTE FUNCTION fleet.watch_partition();
 
--- What no statement may ever see, by a look every 50 ms: a claim whose owner is gone although a node lives
--- that would have recovered it, and a session of rowlock's own that sits in a transaction.
+-- What may be so for a moment and not for long: a claim whose owner is gone, or silent, although a node lives
+-- that would have recovered it; a session of rowlock's own that sits in a transaction. Looked for again and again;
+-- kept is for how many looks in a row. No clock is asked, since tests set the server's.
 CREATE TABLE fleet.sightings (
-    what    text NOT NULL,
-    whose   text NOT NULL,
-    looks   integer NOT NULL DEFAULT 1,
-    at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    what  text NOT NULL,
+    whose text NOT NULL,
+    looks integer NOT NULL,
     PRIMARY KEY (what, whose)
 );
+CREATE SEQUENCE fleet.looks;  -- how many there have been: a test knows by it that somebody looks
 
 CREATE PROCEDURE fleet.look_on(every_seconds float)
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    -- A second: of so many looks a beat is seen in one, and no sighting that is shorter is kept.
+    second_ integer := ceil(1 / every_seconds);
+    nodes jsonb := '{}';  -- the beat of each, and how many looks ago it changed
+    odd jsonb := '{}';    -- what is seen now, and in how many looks before
 BEGIN
     LOOP
-        INSERT INTO fleet.sightings AS s (what, whose)
-        SELECT 'claim without an owner', p.partition_key || ' ' || p.claim_token
-          FROM rowlock.batch_partitions p
-         WHERE p.status = 'CLAIMED'
-           AND NOT EXISTS (SELECT FROM rowlock.batch_nodes n
-                            WHERE n.node_id = p.assigned_node AND n.status <> 'REMOVED')
-           AND EXISTS (SELECT FROM rowlock.batch_nodes n
-                        WHERE n.status = 'ACTIVE'
-                          AND n.heartbeat_at > clock_timestamp() - interval '1 s')
-        UNION ALL
-        SELECT 'idle in transaction', format('%s %s', a.application_name, a.query)
-          FROM pg_stat_activity a
-         WHERE a.datname = current_database()
-           AND a.state LIKE 'idle in transaction%'
-           AND a.state_change < clock_timestamp() - interval '1 s'
-           AND a.application_name LIKE 'rowlock %'
-           -- An author's transaction lasts as long as its attempt, or as finish().
-           AND a.application_name NOT LIKE 'rowlock work%'
-           AND a.application_name NOT LIKE 'rowlock finish%'
-        ON CONFLICT (what, whose) DO UPDATE SET looks = s.looks + 1;
+        SELECT coalesce(jsonb_object_agg(n.node_id, jsonb_build_object('beat', n.beat, 'silent',
+                   CASE WHEN (nodes #>> ARRAY[n.node_id::text, 'beat'])::bigint = n.beat
+                        THEN (nodes #>> ARRAY[n.node_id::text, 'silent'])::integer + 1
+                        ELSE 0 END)), '{}')
+          INTO nodes
+          FROM rowlock.batch_nodes n WHERE n.status <> 'REMOVED';
+        SELECT coalesce(jsonb_object_agg(o.what, coalesce((odd ->> o.what)::integer, 0) + 1), '{}')
+          INTO odd
+          FROM (SELECT CASE WHEN nodes ? p.assigned_node::text THEN 'claim of a silent node'
+                            ELSE 'claim without an owner' END
+                       || format(': %s %s %s', p.partition_key, p.claim_token,
+                                 nodes #>> ARRAY[p.assigned_node::text, 'beat']) AS what
+                  FROM rowlock.batch_partitions p
+                 WHERE p.status = 'CLAIMED'
+                   AND coalesce((nodes #>> ARRAY[p.assigned_node::text, 'silent'])::integer, second_) >= second_
+                   AND EXISTS (SELECT FROM rowlock.batch_nodes n
+                                WHERE n.status = 'ACTIVE' AND n.node_id IS DISTINCT FROM p.assigned_node
+                                  AND (nodes #>> ARRAY[n.node_id::text, 'silent'])::integer < second_)
+                UNION
+                SELECT format('idle in transaction: %s %s since %s, after %s', a.pid, a.application_name,
+                              a.state_change, a.query)
+                  FROM pg_stat_activity a
+                 WHERE a.datname = current_database()
+                   AND a.state LIKE 'idle in transaction%'
+                   AND a.application_name LIKE 'rowlock %'
+                   -- An author's transaction lasts as long as its attempt, or as finish().
+                   AND a.application_name NOT LIKE 'rowlock work%'
+                   AND a.application_name NOT LIKE 'rowlock finish%') o;
+        INSERT INTO fleet.sightings AS s (what, whose, looks)
+        SELECT split_part(o.key, ': ', 1), o.key, o.value::integer
+          FROM jsonb_each_text(odd) o WHERE o.value::integer >= second_
+        ON CONFLICT (what, whose) DO UPDATE SET looks = greatest(s.looks, excluded.looks);
+        PERFORM nextval('fleet.looks');
         COMMIT;
         PERFORM pg_sleep(every_seconds);
     END LOOP;
