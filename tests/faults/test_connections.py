@@ -11,7 +11,7 @@ from collections.abc import Generator
 import pytest
 from psycopg import sql
 
-from tests.support.fault_jobs import parts, step
+from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, eventually
 from tests.support.pgproxy import PgProxy
 from tests.support.postgres import Cluster, Database
@@ -104,6 +104,37 @@ def test_a_beat_that_finds_no_room_gets_that_of_the_other_connection(fleet: Flee
         fleet.warm_up(one)
     assert len(one.incarnations) == 1
     assert one.events("work_connection_gave_way")
+
+
+def test_a_node_with_room_for_its_beat_alone_finds_what_it_claimed_and_works_on(
+    fleet: Fleet,
+) -> None:
+    """Both connections are lost, with the reply to a claim, and there is room for one for as long as it takes: what
+    else the node asks goes over that of the beat. The claim is handed back, and all work is done. (Without a
+    comparison it stays with a node that beats and does not know of it, for ever.)"""
+    one = fleet.node("one")
+    run = fleet.request(parts=[part("first", step("wait", fleet.path("go"))), *parts(2)])
+    fleet.wait_started("first")
+    others = fleet.value(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND NOT application_name ^@ 'rowlock'"
+    )
+    with fleet.store("rowlock_node") as store:
+        (claim,) = store.claim(
+            one.incarnation, slots=1, prefetch=0, idle=False, seed=1, after={}
+        )  # as the node does, which never hears of it
+    limit_connections(fleet, others + 1)
+    fleet.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS}")
+    one.wait_beats(2)
+    fleet.open("go")
+
+    fleet.wait(run)
+
+    assert fleet.partition(claim.key).claims == 2
+    assert fleet.value(f"SELECT count(*) FROM pg_stat_activity WHERE {OURS}") == 1
+    assert one.events("claims_reconciled")
+    assert len(one.incarnations) == 1
+    limit_connections(fleet, -1)
 
 
 @pytest.fixture

@@ -385,6 +385,34 @@ def test_operations_that_are_carried_over_make_a_comparison_under_way_worthless(
     assert "release" not in desk.database.names
 
 
+def test_a_comparison_that_is_carried_over_alone_counts(desk: Desk) -> None:
+    """A node that has but the beat's connection for long asks for nothing else: no answer can be out of order."""
+    desk.attempts.compare()
+    desk.attempts.on_carried_over()
+
+    desk.database.take("claims_of").answer({7: uuid4()})
+
+    assert desk.database.names == ["release"]
+
+
+def test_an_exchange_that_was_begun_and_answered_meanwhile_makes_a_comparison_worthless(
+    desk: Desk,
+) -> None:
+    """One of the two was carried over: what the comparison saw may be older than the claim."""
+    claim = a_claim(delivery="AT_MOST_ONCE")
+    desk.attempts.compare()
+    desk.attempts.notice_work()
+    desk.turn()
+    desk.attempts.on_carried_over()
+    desk.database.take("complete_and_claim").answer(an_answer(claim))
+    desk.turn()
+
+    desk.database.take("claims_of").answer({7: uuid4()})
+
+    assert "release" not in desk.database.names
+    assert desk.attempts.needs_comparing
+
+
 def test_a_claim_that_nobody_here_knows_is_handed_back(desk: Desk) -> None:
     """Its reply was lost with the connection."""
     desk.attempts.compare()

@@ -25,6 +25,7 @@ class Refusing:
     def __init__(self, connection: object | None, error: Exception) -> None:
         self.connection = connection
         self.tries = 0
+        self.told: list[Exception] = []
         self._error = error
 
     def store(self) -> None:
@@ -32,7 +33,10 @@ class Refusing:
 
     def failed(self, _error: Exception) -> None: ...
 
-    def tell(self, _error: Exception) -> None: ...
+    def shut(self) -> None: ...
+
+    def tell(self, error: Exception) -> None:
+        self.told.append(error)
 
 
 def a_heartbeat() -> tuple[LeaseBoard, Heartbeat]:
@@ -78,6 +82,22 @@ def test_a_beat_that_is_refused_lets_the_other_connection_find_out_why(
     assert heartbeat._beat(report, late_seconds=0) is error
 
     assert heartbeat.has_beaten_since(lost_at) is connects
+    board.close()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_beat_that_is_cut_off_by_the_end_of_its_node_is_no_news(stopped: bool) -> None:
+    """A launch that is refused leaves while its first beat may be under way: it says why, and nothing else."""
+    board, heartbeat = a_heartbeat()
+    link = Refusing(None, psycopg.OperationalError("gone"))
+    heartbeat._link = cast(Link, cast(Any, link))
+    if stopped:
+        heartbeat.stop()
+
+    report = Report(node_id=uuid4(), load=0, draining=False, orphans=(), executions=())
+    heartbeat._beat(report, late_seconds=0)
+
+    assert len(link.told) == (0 if stopped else 1)
     board.close()
 
 

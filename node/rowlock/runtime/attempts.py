@@ -882,10 +882,14 @@ class Attempts:
 
         def done(held: dict[int, UUID]) -> None:
             self._comparing = False
-            # The answer of an exchange that was begun before comes first, unless it was carried over:
-            # then its claims are in `held`, and nobody here knows them yet.
-            overtaken = self._exchanging and self._exchanges == exchanges
-            if node_id == self._host.node_id and not overtaken and not self._carried_over:
+            # Answers come in the order in which they were asked for, unless some were carried over: then an
+            # exchange that is under way, or began meanwhile, may have claimed what is in `held`, and nobody
+            # here knows it yet.
+            begun_before = self._exchanges == exchanges
+            overtaken = self._exchanging and begun_before
+            if self._carried_over:
+                overtaken = self._exchanging or not begun_before
+            if node_id == self._host.node_id and not overtaken:
                 self._synced = True
                 self._asked_idle = self._asked_idle and self._exchanging
                 self._reconcile(held)

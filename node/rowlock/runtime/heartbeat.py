@@ -236,11 +236,11 @@ class Heartbeat(threading.Thread):
             failure = error
             self._link.failed(failure)
             self._mailbox.post(lambda: self._on_failure(failure))
-            if self._link.connection is None:
-                self._link.tell(failure)
-            else:
+            if self._link.connection is not None:
                 self._refused_at = time.monotonic()
                 log.debug("beat failed: %s", failure, extra={"event": "beat_failed"})
+            elif not self._stopping:  # else it was cut off on purpose
+                self._link.tell(failure)
             return failure
         finally:
             self._sent_at = None

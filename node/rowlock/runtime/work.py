@@ -212,7 +212,10 @@ class Work(threading.Thread):
             except IndexError:  # the thread may have been quicker
                 self._queue.extend(kept)
                 return taken
-            (taken if operation.limit_seconds <= self._limit_seconds else kept).append(operation)
+            (taken if self._may_be_taken(operation) else kept).append(operation)
+
+    def _may_be_taken(self, operation: Operation) -> bool:
+        return operation.limit_seconds <= self._limit_seconds
 
     def stop(self) -> None:
         """End the thread; what is not answered is forgotten."""
@@ -259,6 +262,12 @@ class Work(threading.Thread):
     def _carry_out(self, operation: Operation) -> None:
         started = time.monotonic()
         self._running = (started, started + operation.limit_seconds)
+        if self._may_be_taken(operation) and (trouble := self._reconnect()) is not None:
+            self._running = None
+            # Nothing is wrong with it: it waits for this connection, or goes over the beat's.
+            self._queue.appendleft(operation)
+            self._pause(trouble)
+            return
         error = carry_out(operation, self._link, self._mailbox)
         self._running = None
         if error is None:
@@ -318,11 +327,8 @@ class Work(threading.Thread):
         """Sleep until there is work, and listen meanwhile; reconnect when the server goes away."""
         connection = self._link.connection
         if connection is None:
-            try:
-                self._link.store()
-            except (psycopg.Error, RowlockError) as error:
-                self._link.failed(error)
-                self._pause(error)
+            if (trouble := self._reconnect()) is not None:
+                self._pause(trouble)
             return
         try:
             due = min((until for until, _ in self._put_off), default=None)
@@ -339,6 +345,15 @@ class Work(threading.Thread):
             if not self._stop.is_set():
                 log.warning("%s", first_line(error), extra={"event": "work_connection_lost"})
         self._clear_wake()
+
+    def _reconnect(self) -> Exception | None:
+        """Connect, if there is no connection; the error if there is no way."""
+        try:
+            self._link.open()
+        except (psycopg.Error, Unavailable) as error:
+            self._link.failed(error)
+            return error
+        return None
 
     def _prepare(self, connection: Connection) -> None:
         # Behind a pooler what it listens with is somebody else's a moment later. Polling does without.
