@@ -24,6 +24,12 @@ from tests.support.postgres import Cluster
 TOGETHER: Final = 5
 """Fleets at a time: two nodes each."""
 
+RECOVERY_SECONDS: Final = {"on": 3.0, "off": 12.0}
+"""Until the work, or the executions, of a killed node go on: with evidence, and without."""
+
+DRAIN_SECONDS: Final = 1.0
+"""Until what a draining node hands back runs elsewhere."""
+
 Scenario: TypeAlias = Callable[[Fleet], Generator[None, None, float]]
 
 
@@ -40,12 +46,14 @@ def recovery(cluster: Cluster, *, times: int) -> None:
     for evidence in ("on", "off"):
         found = repeat(cluster, times, moved_after(signal.SIGKILL), evidence=evidence)
         told("recovery", f"evidence {evidence}: the work of a killed node runs again", found)
+        within("recovery", found, RECOVERY_SECONDS[evidence])
 
 
 def drain(cluster: Cluster, *, times: int) -> None:
     """SIGTERM of a node that hands its work back: until it runs again."""
     found = repeat(cluster, times, moved_after(signal.SIGTERM))
     told("drain", "the work of a node that drains runs elsewhere", found)
+    within("drain", found, DRAIN_SECONDS)
 
 
 def master(cluster: Cluster, *, times: int) -> None:
@@ -53,6 +61,7 @@ def master(cluster: Cluster, *, times: int) -> None:
     for evidence in ("on", "off"):
         found = repeat(cluster, times, taken_over, evidence=evidence)
         told("master", f"evidence {evidence}: another master goes on, nothing ran twice", found)
+        within("master", found, RECOVERY_SECONDS[evidence])
 
 
 def outage(cluster: Cluster, *, times: int) -> None:
@@ -203,3 +212,9 @@ def told(name: str, what: str, seconds: list[float]) -> None:
         f"{what} after {statistics.median(seconds):.2f} s (median of {len(seconds)};"
         f" {min(seconds):.2f} to {max(seconds):.2f})",
     )
+
+
+def within(name: str, seconds: list[float], limit: float) -> None:
+    """Fail the benchmark when the median misses what is promised at default settings."""
+    median = statistics.median(seconds)
+    assert median < limit, f"{name}: median {median:.2f} s, promised are less than {limit:g} s"

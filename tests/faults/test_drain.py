@@ -50,7 +50,7 @@ def test_a_draining_node_lets_work_end_hands_the_rest_back_and_takes_nothing_new
         *((2, n) for n in (5, 6)),
     ]
     handed_over = ledger.starts("saver")[1].at - saved[3].at
-    assert handed_over < 2.0, "seconds; 0.02 on a machine that is not busy"
+    assert handed_over < 1.0, "seconds, as promised; 0.02 on a machine that is not busy"
     assert {start.node for n in range(4) for start in ledger.starts(f"more{n}")} == {"two"}
     rows = {key: fleet.partition(key) for key in ("short", "saver", "deaf", "once")}
     assert {key: row.claims for key, row in rows.items()} == {
