@@ -139,6 +139,7 @@ def test_work_is_frozen_in_an_outage_longer_than_the_lease_and_goes_on_after_it(
     working = {fleet.ledger().starts(f"p{n}")[0].pid for n in range(2)}
 
     with outage(fleet):
+        went = time.monotonic()
         for node in nodes:
             node.wait_event("lease_ended")
         wait_until(
@@ -154,6 +155,8 @@ def test_work_is_frozen_in_an_outage_longer_than_the_lease_and_goes_on_after_it(
         fleet.open("done")
         for n in range(2):
             fleet.wait_ledger("end", f"o{n}")
+        three_graces = 3 * float(fleet.settings["removal_grace_seconds"])
+        wait_until(lambda: time.monotonic() > went + three_graces, what="three graces")
 
     fleet.wait_ledger("tick", "p0", ticks + 5)
     eventually(lambda: all(node.readiness() == (200, "ok") for node in nodes), "they are ready")

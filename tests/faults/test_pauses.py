@@ -5,7 +5,7 @@ import time
 from uuid import UUID, uuid4
 
 from tests.support.fault_jobs import part, parts, step
-from tests.support.fleet import TIMES, Fleet, Row, eventually
+from tests.support.fleet import TIMES, Entry, Fleet, Row, eventually
 from tests.support.supervisor import send, state
 from tests.support.waiting import SLACK_SECONDS, wait_until
 
@@ -58,6 +58,13 @@ def claimed_by(fleet: Fleet, node: UUID) -> list[Row]:
         "SELECT key, beat FROM fleet.transitions WHERE node = %s AND became = 'CLAIMED' ORDER BY id",
         node,
     )
+
+
+def begun_since(fleet: Fleet, node: str, moment: float) -> list[Entry]:
+    """The attempts that a node has begun since, in their order."""
+    return [
+        entry for entry in fleet.ledger().of("start") if entry.node == node and entry.at > moment
+    ]
 
 
 def test_nothing_that_a_node_writes_after_three_graces_of_sleep_counts_and_it_works_on(
@@ -114,10 +121,14 @@ def test_nothing_that_a_node_writes_after_three_graces_of_sleep_counts_and_it_wo
     for process in one.executors():
         send(process, signal.SIGCONT)
     fleet.wait_ledger("end", "ends")
+    woken = time.monotonic()
     one.resume()
 
+    two_beats = 2 * float(fleet.settings["beat_seconds"])
     one.wait_registered(2)
-    eventually(lambda: claimed_by(fleet, one.incarnation), "it works again")
+    assert time.monotonic() - woken < two_beats + SLACK_SECONDS
+    eventually(lambda: begun_since(fleet, one.name, woken), "it works again")
+    assert begun_since(fleet, one.name, woken)[0].at - woken < two_beats + SLACK_SECONDS
     late = {"ends", "saves", "rows", "commits"}
     eventually(
         lambda: {line["partition"] for line in one.events("write_fenced")} == late,
