@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from tests.support.fault_jobs import part, parts, step
-from tests.support.fleet import Fleet, NodeProcess, eventually
+from tests.support.fleet import IDLE_SECONDS, Fleet, NodeProcess, eventually
 from tests.support.pgbouncer import PgBouncer
 from tests.support.pgproxy import PgProxy
 from tests.support.postgres import Database
@@ -193,7 +193,7 @@ def another_login(database: Database) -> Generator[str]:
 
 
 def test_idle_nodes_under_two_logins_see_each_other_live(patient: Fleet) -> None:
-    """For as many beats as a minute has by default. A login sees of the sessions of another only that
+    """For as many beats as a minute has by default (ROWLOCK_IDLE_SECONDS=60: for a minute). A login sees of the sessions of another only that
     there are some, unless it is a member of pg_read_all_stats: without that each looked dead to the other."""
     fleet = patient
     with another_login(fleet.database) as dsn:
@@ -203,7 +203,7 @@ def test_idle_nodes_under_two_logins_see_each_other_live(patient: Fleet) -> None
         fleet.wait_started("o")
 
         for node in nodes:
-            node.wait_beats(60)
+            node.wait_beats(round(IDLE_SECONDS / 0.1))
 
         assert [node.row().evidence for node in nodes] == ["on", "on"]
         nobody_was_taken_for_gone(fleet)

@@ -5,13 +5,15 @@ import time
 from pathlib import Path
 
 from tests.support.fault_jobs import parts, step
-from tests.support.fleet import Fleet, Member, eventually
+from tests.support.fleet import IDLE_SECONDS, TIMES, Fleet, Member, eventually
 from tests.support.history import fill, settle
 from tests.support.supervisor import send
 
 BEATS = "rowlock_heartbeat_duration_seconds_count"
 STATEMENTS = "rowlock_db_query_duration_seconds_count"
 HISTORY_ROWS = int(os.environ.get("ROWLOCK_HISTORY_ROWS") or 100_000)
+
+NODES = int(os.environ.get("ROWLOCK_IDLE_NODES") or 5)
 
 WAITING = """
 SELECT count(*) FILTER (WHERE wait_event_type = 'Lock') AS held_up, count(*) AS busy FROM pg_stat_activity
@@ -22,7 +24,7 @@ WHERE datname = current_database() AND state <> 'idle' AND application_name LIKE
 def test_idle_nodes_cost_one_statement_a_beat_and_many_claimers_do_not_queue(fleet: Fleet) -> None:
     """Idle workers that poll in step hammer the database, and then all wait for one lock
     (graphile-worker#564, machine#613, graphile_worker_rs#338)."""
-    nodes = [fleet.node(f"n{number}", slots=2, poll_seconds=10) for number in range(5)]
+    nodes = [fleet.node(f"n{number}", slots=2, poll_seconds=10) for number in range(NODES)]
     fleet.wait(fleet.request(parts=parts(20, step("rows", 1), prefix="warm")))
 
     def told(what: str) -> float:
@@ -34,7 +36,8 @@ def test_idle_nodes_cost_one_statement_a_beat_and_many_claimers_do_not_queue(fle
         "rowlock_db_query_duration_seconds_count",
     )
     first, spent = told(beats), told(statements)
-    eventually(lambda: told(beats) > first + 100, "they beat")
+    enough = NODES * IDLE_SECONDS / TIMES["beat_seconds"]
+    eventually(lambda: told(beats) > first + enough, "they beat", seconds=4 * IDLE_SECONDS + 40)
     beaten, spent = told(beats) - first, told(statements) - spent
     assert spent < 1.2 * beaten + 20, "each beat is one"
 

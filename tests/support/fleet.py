@@ -80,6 +80,9 @@ TIMES: Final[Mapping[str, float]] = {
 PATIENCE_SECONDS: Final = 40.0
 """How long to wait for what takes a second or two on an idle machine."""
 
+IDLE_SECONDS: Final = float(os.environ.get("ROWLOCK_IDLE_SECONDS") or 6)
+"""How long nodes and partitions do nothing where that must change nothing: three times the removal or longer."""
+
 _MARK: Final = "FLEET"
 """Environment variable by which every process of a fleet is found, whoever adopted it."""
 _LOG_LINES_SHOWN: Final = 150
