@@ -69,6 +69,7 @@ def beats_later_than(node: NodeProcess, seconds: float) -> float:
     return found[f'{name}_count{{pool="default"}}'] - within
 
 
+@pytest.mark.timeout(120 + 2 * IDLE_SECONDS)
 def test_busy_neighbours_on_the_machine_remove_no_node(fleet: Fleet) -> None:
     """Eight times as many busy processes as there are processors, beside nodes whose times have the default
     ratio, for longer than a removal takes (ROWLOCK_IDLE_SECONDS=60: two minutes): nobody is removed, no work is

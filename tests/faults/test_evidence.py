@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from tests.support.fault_jobs import part, parts, step
-from tests.support.fleet import IDLE_SECONDS, Fleet, NodeProcess, eventually
+from tests.support.fleet import IDLE_SECONDS, PATIENCE_SECONDS, Fleet, NodeProcess, eventually
 from tests.support.pgbouncer import PgBouncer
 from tests.support.pgproxy import PgProxy
 from tests.support.postgres import Database
@@ -203,7 +203,7 @@ def test_idle_nodes_under_two_logins_see_each_other_live(patient: Fleet) -> None
         fleet.wait_started("o")
 
         for node in nodes:
-            node.wait_beats(round(IDLE_SECONDS / 0.1))
+            node.wait_beats(round(IDLE_SECONDS / 0.1), IDLE_SECONDS + PATIENCE_SECONDS)
 
         assert [node.row().evidence for node in nodes] == ["on", "on"]
         nobody_was_taken_for_gone(fleet)

@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support.fault_jobs import parts, step
 from tests.support.fleet import IDLE_SECONDS, TIMES, Fleet, Member, eventually
 from tests.support.history import fill, settle
@@ -21,6 +23,7 @@ WHERE datname = current_database() AND state <> 'idle' AND application_name LIKE
 """
 
 
+@pytest.mark.timeout(120 + 4 * IDLE_SECONDS)
 def test_idle_nodes_cost_one_statement_a_beat_and_many_claimers_do_not_queue(fleet: Fleet) -> None:
     """Idle workers that poll in step hammer the database, and then all wait for one lock
     (graphile-worker#564, machine#613, graphile_worker_rs#338)."""

@@ -308,7 +308,7 @@ class NodeProcess(Member):
         self.wait_event("node_registered", count)
         return self
 
-    def wait_beats(self, count: int) -> None:
+    def wait_beats(self, count: int, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until its present incarnation has beaten so many times more."""
         node, before = self.incarnation, self.row().beat
         eventually(
@@ -317,6 +317,7 @@ class NodeProcess(Member):
                 >= before + count
             ),
             f"{self.name} beats {count} times",
+            seconds,
         )
 
     def row(self) -> Row:
