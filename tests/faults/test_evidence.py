@@ -202,8 +202,8 @@ def test_idle_nodes_under_two_logins_see_each_other_live(patient: Fleet) -> None
         run = fleet.request("fault.once", parts=[part("o", step("wait", fleet.path("go")))])
         fleet.wait_started("o")
 
-        for node in nodes:
-            node.wait_beats(round(IDLE_SECONDS / 0.1), IDLE_SECONDS + PATIENCE_SECONDS)
+        nodes[0].wait_beats(round(IDLE_SECONDS / 0.1), IDLE_SECONDS + PATIENCE_SECONDS)
+        nodes[1].wait_beats(10)
 
         assert [node.row().evidence for node in nodes] == ["on", "on"]
         nobody_was_taken_for_gone(fleet)
