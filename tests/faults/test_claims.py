@@ -1,10 +1,12 @@
 """Claims: who runs what, how much at a time, and what is never begun."""
 
 import signal
+import time
 
 from tests.support.fault_jobs import parts, step
-from tests.support.fleet import Fleet, eventually
+from tests.support.fleet import TIMES, Fleet, eventually
 from tests.support.supervisor import state
+from tests.support.waiting import SLACK_SECONDS
 
 # Lets a session of a certain name wait in its claim, at a lock that the test holds. A policy for
 # updates is asked when the statement that locks the rows has its snapshot, and has not locked them.
@@ -180,7 +182,9 @@ def test_a_node_never_holds_more_than_its_slots_and_one_that_joins_gets_work_at_
     eventually(lambda: len(fleet.ledger().of("start")) == 3, "all slots of the first are busy")
 
     two = fleet.node("two", slots=2)
+    joined = time.monotonic()
     eventually(lambda: len(fleet.ledger().of("start")) == 5, "all slots of the second are busy")
+    assert time.monotonic() - joined < TIMES["poll_seconds"] + SLACK_SECONDS
 
     held = fleet.rows(
         "SELECT assigned_node AS node, count(*) FROM rowlock.batch_partitions"

@@ -186,6 +186,8 @@ def test_a_dead_executor_costs_its_attempt_and_nothing_else(fleet: Fleet) -> Non
         assert (row.status, row.claims, row.failures, row.lost) == ("COMPLETED", 2, 1, 0)
         assert row.last_error["type"] == "ExecutorDied"
         assert how in row.last_error["message"]
+        first, again = fleet.ledger().starts(death.do)
+        assert again.at - first.at < 5, "seconds; the death of a node takes longer to find"
     row = fleet.partition("hopeless")
     assert (row.status, row.claims, row.last_error["type"]) == ("FAILED", 2, "ExecutorDied")
     assert fleet.partition("neighbour").claims == 1

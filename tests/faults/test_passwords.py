@@ -1,5 +1,7 @@
 """The password of the nodes' login is changed while they work."""
 
+import time
+
 from psycopg import sql
 
 from tests.support.fault_jobs import part, parts, step
@@ -62,11 +64,13 @@ def test_a_rotated_password_is_read_again_without_a_restart(private_fleet: Fleet
             f"{node.name} says what its log-ins meet",
         )
     write("second")
+    written = time.monotonic()
 
     for node in nodes:
         node.wait_beats(2)
     work = fleet.request(parts=parts(6, step("rows", 3), prefix="after"))
     fleet.wait(work)
+    assert time.monotonic() - written < 30, "seconds"
     fleet.open("go")
     fleet.wait(held)
     assert fleet.partition("held").claims == 1

@@ -1,5 +1,6 @@
 """The primary goes away, and its asynchronous replica is promoted, while nodes work."""
 
+import time
 from collections.abc import Generator
 
 import pytest
@@ -101,9 +102,11 @@ def test_nodes_leave_a_server_that_takes_no_writes_any_more(fleet: Fleet, pair: 
 
     pair.primary_takes_no_writes()
     pair.promote()
+    promoted = time.monotonic()
     fleet.move_to(pair.replica_of(fleet.database))
     node.wait_event("server_changed")
     node.wait_beats(3)
+    assert time.monotonic() - promoted < 30, "seconds"
     fleet.open("go")
     fleet.wait(work)
     more = fleet.request(parts=parts(6, step("rows", 2), prefix="after"))
