@@ -52,6 +52,7 @@ class Side:
     def claim(self) -> None:
         """Claim one partition; its completion is not what is measured."""
         self.taken = self.scene.claim(self.node)
+        assert self.taken
 
     def give_back(self) -> None:
         """Complete it."""

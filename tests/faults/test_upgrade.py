@@ -319,8 +319,8 @@ def test_claims_are_as_quick_while_a_migration_of_a_large_table_waits_for_a_read
 
         def work(node: UUID, store: Store) -> None:
             done: list[Completion] = []
-            while phase:
-                began, during = time.perf_counter(), spent[phase]
+            while now := phase:
+                began, during = time.perf_counter(), spent[now]
                 outcomes, claims = store.complete_and_claim(
                     node, done, slots=1, prefetch=0, idle=False, seed=len(during)
                 )

@@ -413,6 +413,27 @@ def test_an_exchange_that_was_begun_and_answered_meanwhile_makes_a_comparison_wo
     assert desk.attempts.needs_comparing
 
 
+def test_an_end_that_was_answered_meanwhile_makes_a_comparison_that_was_carried_over_worthless(
+    desk: Desk,
+) -> None:
+    """What it saw is older: the claim in it is not one whose end the server has lost."""
+    (executor,) = desk.pool.executors
+    claim = a_claim(delivery="AT_MOST_ONCE")
+    desk.claimed(claim)
+    number = executor.work[0].number
+    desk.attempts.on_message(executor, Ready(attempt=number), time.monotonic())
+    desk.attempts.compare()
+    desk.attempts.on_carried_over()
+    failed = Failed(attempt=number, error='{"type": "E", "message": ""}', retry="policy")
+    desk.attempts.on_message(executor, failed, time.monotonic())
+    desk.database.take("fail").answer("failed")
+
+    desk.database.take("claims_of").answer({claim.id: claim.token})
+
+    assert not {"fail", "release"} & set(desk.database.names)
+    assert desk.attempts.needs_comparing
+
+
 def test_a_claim_that_nobody_here_knows_is_handed_back(desk: Desk) -> None:
     """Its reply was lost with the connection."""
     desk.attempts.compare()
@@ -776,6 +797,20 @@ def test_progress_is_written_now_and_then_not_each_time_it_is_told(desk: Desk) -
     assert desk.database.names.count("report") <= 2
     desk.attempts.turn(now + 20)
     assert desk.database.names.count("report") <= 2, "nothing new was told"
+
+
+def test_progress_that_has_no_answer_yet_is_not_written_again(desk: Desk) -> None:
+    """In an outage of hours it would pile up, and be written before the next beat when that is over."""
+    now = time.monotonic()
+    for number in range(50):
+        tells(desk, f'{{"done": {number}}}')
+        desk.attempts.turn(now + 10 * number)
+    assert desk.database.names.count("report") == 1
+
+    desk.database.take("report").answer(set())
+    desk.attempts.turn(now + 1000)
+
+    assert desk.database.names.count("report") == 1, "what was told meanwhile"
 
 
 def test_what_must_be_known_before_the_completion_is_answered(desk: Desk) -> None:

@@ -118,6 +118,7 @@ def test_claims_stay_quick_for_as_long_as_somebody_holds_an_old_snapshot(
             for when in order:
                 node, store = nodes[when], scenes[when].store
                 claims[when].append(seconds(partial(node.exchange, store)))
+                assert node.held
                 if number % 20 == 0:
                     head = partial(store.claim, node.id, slots=1, idle=False, seed=number)
                     from_the_head[when].append(seconds(head))

@@ -16,7 +16,9 @@ from rowlock.runtime.heartbeat import Heartbeat, Report
 from rowlock.runtime.link import Link
 from rowlock.runtime.mailbox import Mailbox
 from rowlock.runtime.watchdog import LeaseBoard
+from rowlock.runtime.work import Operation
 from tests.support.builders import a_beat_answer
+from tests.support.waiting import wait_until
 
 
 class Refusing:
@@ -127,6 +129,51 @@ class Answering(Refusing):
         return self.beats
 
     def succeeded(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+
+def carried(heartbeat: Heartbeat, count: int) -> list[int]:
+    """Have it carry operations that take a moment each; which it has carried out."""
+    done: list[int] = []
+
+    def an_operation(number: int) -> Operation:
+        def run(_store: object) -> None:
+            select.select([], [], [], 0.05)
+            done.append(number)
+
+        return Operation(run, _nothing, None, 5.0)
+
+    heartbeat.carry(map(an_operation, range(count)))
+    return done
+
+
+def test_what_is_carried_over_after_an_outage_holds_up_no_beat() -> None:
+    """However much it is: the lease hangs on the next beat, and what others see of this node."""
+    board, heartbeat = a_heartbeat()
+    heartbeat._link = cast(Link, cast(Any, Answering()))
+    done = carried(heartbeat, 40)
+
+    heartbeat._carry_out()
+    assert 5 <= len(done) < 30, "a second of them, as long as from beat to beat"
+    heartbeat._carry_out()
+    heartbeat._carry_out()
+    assert done == list(range(40))
+    board.close()
+
+
+def test_who_beats_no_more_carries_out_what_it_has() -> None:
+    """A node leaves: that it does so has waited for the other connection."""
+    board, heartbeat = a_heartbeat()  # which has nothing to report
+    heartbeat._link = cast(Link, cast(Any, Answering()))
+    done = carried(heartbeat, 2)
+    heartbeat.start()
+
+    wait_until(lambda: done == [0, 1], what="both are carried out")
+
+    heartbeat.stop()
+    heartbeat.join()
+    board.close()
 
 
 def test_a_beat_that_took_long_to_look_for_work_leaves_that_out_for_a_while(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from rowlock.protocol.model import Mastership, Progress
@@ -47,6 +48,12 @@ class Desk:
             )
         )
 
+    def fail(self, name: str) -> None:
+        """Have an operation fail."""
+        fail = self.database.take(name).fail
+        assert fail is not None
+        fail(psycopg.OperationalError("gone"))
+
 
 @pytest.fixture
 def desk() -> Generator[Desk]:
@@ -83,6 +90,20 @@ def test_a_mastership_that_was_taken_away_meanwhile_ends_a_beat_later(
 
     after = masters.needs_comparing
     assert (executor.killed, masters.executions, after) == (True, set(), False)
+
+
+def test_one_comparison_is_enough(desk: Desk) -> None:
+    """Those of a long outage would each adopt again what was adopted without an answer, and end its partition()."""
+    for _ in range(3):
+        desk.masters.compare()
+    assert desk.database.names == ["masterships_of"]
+
+    desk.database.take("masterships_of").answer({})
+    desk.masters.compare()
+    assert desk.database.names == ["masterships_of"]
+    desk.fail("masterships_of")
+    desk.masters.compare()
+    assert desk.database.names == ["masterships_of"]
 
 
 def test_a_look_that_took_long_is_not_repeated_at_once(desk: Desk) -> None:

@@ -22,7 +22,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 import uuid
@@ -473,6 +472,7 @@ class Fleet:
         Those that could not be recovered with the removal wait for the next pass, and that for its turn on a
         busy machine."""
         self._removal_seconds_max = 0.0
+        self._beat_seconds_max = TIMES["beat_seconds"]
         self._onlooker: psycopg.Connection[Any] | None = None
         self._registry = Registry().load([JOBS])
         with database.connect() as db:
@@ -628,6 +628,10 @@ class Fleet:
         found["ROWLOCK_LOG_FORMAT"] = "json"
         for key, value in {**self.settings, **env}.items():
             found[key if key.isupper() else f"ROWLOCK_{key.upper()}"] = str(value)
+        beat_seconds = float(found.get("ROWLOCK_BEAT_SECONDS") or Settings().beat_seconds)
+        if beat_seconds > self._beat_seconds_max:
+            self._beat_seconds_max = beat_seconds
+            self.look_on()
         self._removal_seconds_max = max(
             self._removal_seconds_max,
             sum(
@@ -928,19 +932,26 @@ class Fleet:
     def _superuser(self, name: str) -> psycopg.Connection[Row]:
         """A connection that waits for its turn: where nodes use up all there are, those that are just being
         refused take even what is kept for superusers."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
+        made: list[psycopg.Connection[Row]] = []
+
+        def has_room() -> bool:
             try:
-                return psycopg.connect(
-                    self.database.dsn,
-                    autocommit=True,
-                    row_factory=namedtuple_row,
-                    application_name=name,
-                    options="-c client_connection_check_interval=200",
+                made.append(
+                    psycopg.connect(
+                        self.database.dsn,
+                        autocommit=True,
+                        row_factory=namedtuple_row,
+                        application_name=name,
+                        options="-c client_connection_check_interval=200",
+                    )
                 )
             except psycopg.OperationalError as error:
-                if "too many clients" not in str(error) or time.monotonic() > deadline:
+                if "too many clients" not in str(error):
                     raise
+            return bool(made)
+
+        eventually(has_room, "the server has room for a superuser")
+        return made[0]
 
     def rows(self, query: LiteralString, *parameters: Any) -> list[Row]:
         """The rows of a statement, as superuser."""
@@ -975,7 +986,10 @@ class Fleet:
         if self._onlooker is not None:
             self._onlooker.close()
         self._onlooker = self._superuser("fleet looks on")
-        self._onlooker.pgconn.send_query(f"CALL fleet.look_on({_LOOK_SECONDS})".encode())
+        living_seconds = 2 * self._beat_seconds_max
+        self._onlooker.pgconn.send_query(
+            f"CALL fleet.look_on({_LOOK_SECONDS}, {living_seconds})".encode()
+        )
 
     def check_sightings(self, *, patience: float = PATIENCE_SECONDS) -> None:
         """Somebody has looked on to the end, and has seen nothing for longer than it may be."""

@@ -76,12 +76,13 @@ CREATE TABLE fleet.sightings (
 );
 CREATE SEQUENCE fleet.looks;  -- how many there have been: a test knows by it that somebody looks
 
-CREATE PROCEDURE fleet.look_on(every_seconds float)
+-- A node is known to live for so long after a beat; whoever observes it begins anew after a longer silence of its own.
+CREATE PROCEDURE fleet.look_on(every_seconds float, living_seconds float)
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    -- A second: of so many looks a beat is seen in one, and no sighting that is shorter is kept.
-    second_ integer := ceil(1 / every_seconds);
+    second_ integer := ceil(1 / every_seconds);  -- in looks: no sighting that is shorter is kept
+    living integer := ceil(living_seconds / every_seconds);
     nodes jsonb := '{}';  -- the beat of each, and how many looks ago it changed
     odd jsonb := '{}';    -- what is seen now, and in how many looks before
 BEGIN
@@ -92,6 +93,7 @@ BEGIN
                         ELSE 0 END)), '{}')
           INTO nodes
           FROM rowlock.batch_nodes n WHERE n.status <> 'REMOVED';
+        COMMIT;  -- holds no two tables at a time, as a migration may
         SELECT coalesce(jsonb_object_agg(o.what, coalesce((odd ->> o.what)::integer, 0) + 1), '{}')
           INTO odd
           FROM (SELECT CASE WHEN nodes ? p.assigned_node::text THEN 'claim of a silent node'
@@ -103,7 +105,7 @@ BEGIN
                    AND coalesce((nodes #>> ARRAY[p.assigned_node::text, 'silent'])::integer, second_) >= second_
                    AND EXISTS (SELECT FROM rowlock.batch_nodes n
                                 WHERE n.status = 'ACTIVE' AND n.node_id IS DISTINCT FROM p.assigned_node
-                                  AND (nodes #>> ARRAY[n.node_id::text, 'silent'])::integer < second_)
+                                  AND (nodes #>> ARRAY[n.node_id::text, 'silent'])::integer <= living)
                 UNION
                 SELECT format('idle in transaction: %s %s since %s, after %s', a.pid, a.application_name,
                               a.state_change, a.query)

@@ -51,7 +51,6 @@ from rowlock.runtime.messages import (
     Unlock,
 )
 from rowlock.runtime.pool import Executor, Pool
-from rowlock.runtime.work import ignore
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +165,8 @@ class Attempts:
         self._lines = Lines()
         self._exchanging = False
         self._exchanges = 0
+        self._ends = 0
+        self._reporting = False
         """How many were begun."""
         self._asked_idle = False
         """The one under way, or lost, may bring an attempt that is to be alone."""
@@ -579,9 +580,10 @@ class Attempts:
         self._host.work.tell(lambda store: store.report(node_id, report), done)
 
     def _report(self, now: float) -> None:
-        """Write what has been told of progress since the last time."""
+        """Write what has been told of progress since the last time, once that is answered."""
         self._report_at = now + REPORT_SECONDS
-        self._write_progress([one for one in self._live.values() if one.counters is not None])
+        if not self._reporting:
+            self._write_progress([one for one in self._live.values() if one.counters is not None])
 
     def _write_progress(self, attempts: list[Attempt]) -> None:
         node_id = self._host.node_id
@@ -590,8 +592,13 @@ class Attempts:
             if one.counters is not None and one.node_id == node_id:
                 reports.append((one.claim.id, one.claim.token, one.counters))
             one.counters = None
+
+        def answered(_answer: object) -> None:
+            self._reporting = False
+
         if reports:  # tried once: it is for people, and there will be more of it
-            self._host.work.ask(lambda store: store.report(node_id, reports), ignore, ignore)
+            self._reporting = True
+            self._host.work.ask(lambda store: store.report(node_id, reports), answered, answered)
 
     def _mind_lock(self, attempt: Attempt, message: Lock | Unlock, now: float) -> None:
         """Take a named lock for the attempt, or give it back."""
@@ -798,6 +805,7 @@ class Attempts:
             self._note_end(attempt, {"retry": "retried"}.get(outcome, outcome))
 
     def _note_end(self, attempt: Attempt, outcome: str) -> None:
+        self._ends += 1
         self._locks.forget(attempt)
         self._host.metrics.ended(
             attempt.facts.job,
@@ -878,17 +886,17 @@ class Attempts:
         self._comparing = True
         self._carried_over = False
         self._compare_again_at = None
-        node_id, exchanges = self._host.node_id, self._exchanges
+        node_id, exchanges, ends = self._host.node_id, self._exchanges, self._ends
 
         def done(held: dict[int, UUID]) -> None:
             self._comparing = False
             # Answers come in the order in which they were asked for, unless some were carried over: then an
             # exchange that is under way, or began meanwhile, may have claimed what is in `held`, and nobody
-            # here knows it yet.
+            # here knows it yet; and what has ended meanwhile may still be in it.
             begun_before = self._exchanges == exchanges
             overtaken = self._exchanging and begun_before
             if self._carried_over:
-                overtaken = self._exchanging or not begun_before
+                overtaken = self._exchanging or not begun_before or self._ends != ends
             if node_id == self._host.node_id and not overtaken:
                 self._synced = True
                 self._asked_idle = self._asked_idle and self._exchanging

@@ -196,6 +196,8 @@ class Heartbeat(threading.Thread):
             self._wake.wait(max(0.0, due - self.turned_at))
             self._wake.clear()
             report = self._report()
+            if report is None:
+                self._carry_out()  # for a node that leaves, and beats no more
             if report is None or not self._may_beat():
                 due = time.monotonic() + self._beat_seconds
                 continue
@@ -284,7 +286,11 @@ class Heartbeat(threading.Thread):
             )
 
     def _carry_out(self) -> None:
+        """For no longer than a beat: the lease hangs on the next one, and after an outage there may be much."""
+        until = time.monotonic() + self._beat_seconds
         for _ in range(len(self._carried)):
+            if time.monotonic() > until:
+                return
             operation = self._carried.popleft()
             self._sent_at = time.monotonic()  # for `end_stuck`
             error = carry_out(operation, self._link, self._mailbox)

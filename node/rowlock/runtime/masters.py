@@ -114,6 +114,7 @@ class Masters:
         self._calls: deque[tuple[Master, Call]] = deque()
         self._running: Master | None = None
         self._adopting = False
+        self._comparing = False
         self._compare_again_at: float | None = None
         """Something was missing in the last comparison: when to look whether it still is."""
         self.adoptable = False
@@ -261,14 +262,19 @@ class Masters:
 
     def compare(self) -> None:
         """Compare what this node believes to drive with what the database says."""
+        if self._comparing:
+            return
+        self._comparing = True
         node_id = self._host.node_id
         self._compare_again_at = None
 
         def again() -> None:
+            self._comparing = False
             if any(master.missing for master in self._driven.values()):
                 self._compare_again_at = time.monotonic() + self._host.settings.beat_seconds
 
         def done(driven: dict[UUID, int]) -> None:
+            self._comparing = False
             if node_id != self._host.node_id or self._host.draining:
                 return
             mine = {(m.execution_id, m.mastership.epoch): m for m in self._driven.values()}

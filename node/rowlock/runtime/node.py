@@ -52,7 +52,7 @@ from rowlock.runtime.retention import Retention
 from rowlock.runtime.transaction import check_work_database
 from rowlock.runtime.watch import Watch
 from rowlock.runtime.watchdog import LeaseBoard, Watchdog, boottime_ns
-from rowlock.runtime.work import Work, ignore
+from rowlock.runtime.work import Work
 from rowlock.settings import FILE_VARIABLES, Settings
 
 log = logging.getLogger(__name__)
@@ -120,6 +120,8 @@ class Node:
         """It drains because of the schema, and not to leave."""
         self._report: Report | None = None
         self._server: ServerIdentity | None = None
+        self._carries_over = False
+        self._checking = False
         self._server_is_sure = False
         self._follower: Follower | None = None
         self._announced: UUID | None = None
@@ -346,13 +348,16 @@ class Node:
             return
         taken = work.take_over() if self.host.registered else []
         if taken:
-            log.warning(
+            log.log(
+                logging.DEBUG if self._carries_over else logging.WARNING,
                 "%d operations go over the beat's connection",
                 len(taken),
                 extra={"event": "work_carried_over", "count": len(taken)},
             )
+            self._carries_over = True
             self._heartbeat.carry(taken)
             self.attempts.on_carried_over()
+            self._watch.reconnected()
 
     def _mind_the_lease(self, now: float) -> None:
         frozen = any(self._board.frozen(executor.index) for executor in self._pool.executors)
@@ -584,9 +589,15 @@ class Node:
             self.host.work.give_way()  # there may be room for one only
         if isinstance(error, psycopg.errors.UndefinedFunction) and not self.host.draining:
             # Not even a beat is left of the schema that this code knows.
-            self.host.work.ask(lambda store: check(store.connection), ignore, self._checked)
+            self._check()
 
-    def _checked(self, error: Exception) -> None:
+    def _check(self) -> None:
+        if not self._checking:
+            self._checking = True
+            self.host.work.ask(lambda store: check(store.connection), self._checked, self._checked)
+
+    def _checked(self, error: object) -> None:
+        self._checking = False
         if isinstance(error, SchemaAhead):
             self._stand_aside(error)
 
@@ -620,7 +631,7 @@ class Node:
         self._fatal = error
 
     def _connected(self) -> None:
-        self._server_is_sure = False
+        self._server_is_sure = self._carries_over = False
         self.attempts.on_connected()
         if self.host.registered:
             self.masters.compare()

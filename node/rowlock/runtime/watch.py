@@ -48,7 +48,7 @@ class Watch:
         self._late_until: float | None = None
 
     def reconnected(self) -> None:
-        """The work connection is another: a claim or an adoption of the one before may still come.
+        """Work goes over another connection: a claim or an adoption of the one before may still come.
 
         No comparison shows it before it has. So all sweeps compare until none can come any more.
         """
