@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.support.builders import Scene
+from tests.support.fault_jobs import part, parts, step
 from tests.support.fleet import Fleet, eventually
 
 
@@ -177,3 +178,14 @@ def test_a_worker_that_ends_unasked_is_a_mistake_whatever_its_status(fleet: Flee
     with fails("ended unexpectedly: {'one': 0}"):
         fleet.check()
     node.may_end = True
+
+
+def test_what_author_code_began_twice_is_told_apart_from_what_it_began_once(fleet: Fleet) -> None:
+    fleet.node("one")
+    once = fleet.request(parts=parts(3))
+    twice = fleet.request(parts=[part("fails", step("error", "once", attempts=[1]))])
+    for run in (once, twice):
+        fleet.wait(run)
+
+    assert fleet.was_begun_once(once)
+    assert not fleet.was_begun_once(twice)

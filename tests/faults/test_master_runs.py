@@ -71,7 +71,7 @@ def test_a_node_of_the_pool_goes_on_when_the_master_run_is_killed(fleet: Fleet) 
     master.kill()
 
     eventually(lambda: epochs(fleet) == [2], "the node takes over")
-    assert is_master(one)
+    one.wait_event("master_adopted")
     fleet.open("go")
     ended_once(fleet, fleet.wait(run), 3)
 

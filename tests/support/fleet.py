@@ -813,6 +813,18 @@ class Fleet:
             execution,
         )
 
+    def was_begun_once(self, execution: UUID) -> bool:
+        """Whether author code began once with each of its partitions, and with no attempt in vain.
+
+        It may have been claimed more often: what a node keeps ready it hands back, unstarted, when the attempt
+        before it takes long, as any does on a busy machine.
+        """
+        ledger = self.ledger()
+        return all(
+            (len(ledger.starts(row.partition_key)), row.failures, row.lost) == (1, 0, 0)
+            for row in self.rows_of(execution)
+        )
+
     def wait_partition(self, key: str, status: str, execution: UUID | None = None) -> Row:
         """Wait until a partition has this status; its row."""
         eventually(
