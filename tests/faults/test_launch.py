@@ -138,6 +138,7 @@ def test_launchers_with_one_launch_key_stand_for_one_execution(fleet: Fleet) -> 
 
 def test_a_launch_that_works_itself_hands_all_back_when_it_is_told_to_leave(fleet: Fleet) -> None:
     """SIGTERM to the master, which runs a partition too: both go to another node, at once."""
+    fleet.settings["unreachable_seconds"] = 3  # no machine is busy for so long
     launch = fleet.launch(
         "fault.summed",
         parts=[part("a", step("wait_or_stop", fleet.path("go"))), *parts(4)],

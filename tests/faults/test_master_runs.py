@@ -160,6 +160,7 @@ def test_a_master_run_exits_with_the_outcome_whoever_drives(
 def test_a_master_run_that_is_told_to_leave_hands_all_over_at_once(fleet: Fleet) -> None:
     """SIGTERM: partition and mastership go to a node, nobody waits for a removal, and the exit code is
     none that stands for an outcome."""
+    fleet.settings["unreachable_seconds"] = 3  # no machine is busy for so long
     run = fleet.request(
         "fault.summed",
         parts=[part("a", step("wait_or_stop", fleet.path("go"))), *parts(3)],
